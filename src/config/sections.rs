@@ -276,6 +276,8 @@ pub struct Daemon {
     /// Time limit of an orderly stop.
     #[serde(with = "span")]
     pub drain: Duration,
+    /// Whether a daemon starts the kernels that ran when the daemon before it was stopped.
+    pub resume_kernels: bool,
     /// The failures that an acknowledged change survives.
     pub durability: Durability,
     /// Form of log lines.
@@ -298,6 +300,7 @@ impl Default for Daemon {
         Self {
             orphan_grace: limits::ORPHAN_GRACE,
             drain: limits::DAEMON_DRAIN,
+            resume_kernels: true,
             durability: Durability::Process,
             log_format: LogFormat::Text,
             log_level: "info".into(),
@@ -328,7 +331,7 @@ pub struct Microvm {
     /// The path of Firecracker; none: it is searched as a shell would.
     #[serde(with = "optional_path")]
     pub firecracker: Option<PathBuf>,
-    /// Whether an orderly stop of the daemon keeps the memory of idle machines.
+    /// Whether an orderly stop of the daemon keeps the memory of machines.
     pub keep_memory: bool,
     /// Age from which a template in use is rebuilt; none: never.
     #[serde(with = "wait")]

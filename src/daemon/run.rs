@@ -115,6 +115,7 @@ async fn daemon(args: &Args, config: Config, paths: Paths) -> anyhow::Result<()>
     metrics::serve(&supervisor, paths.metrics_socket(), config.daemon.metrics_address).await?;
     let serving = serve(socket.listener, supervisor.clone(), published);
     service::notify(&[NotifyState::Ready]);
+    supervisor.resume_kernels();
     let ending = tokio::select! {
         () = serving => unreachable!("serving never ends"),
         () = service::watchdog() => unreachable!("the watchdog never ends"),

@@ -111,25 +111,6 @@ fn killed_worker_replaced() {
 }
 
 #[test]
-fn stopped_daemon_ends_workers() {
-    let mut host = Host::start();
-    host.with(async |client| {
-        let shell = kernel(&client, "k", EngineName::Kaish).await;
-        out(&shell, "x=1").await;
-    });
-    assert!(!host.workers().is_empty());
-    host.signal(nix::sys::signal::Signal::SIGTERM);
-    assert!(host.wait().success(), "{}", host.log());
-    assert!(host.workers().is_empty(), "a wanted stop ends workers");
-    host.launch();
-    host.with(async |client| {
-        let (shell, info) = client.open_kernel("k").await.expect("it is still there");
-        assert_eq!(info.state, "stopped");
-        assert_eq!(out(&shell, "echo $x").await, "1");
-    });
-}
-
-#[test]
 fn sighup_keeps_workers() {
     let mut host = Host::without_pool(User::Own);
     host.with(async |client| {

@@ -5,7 +5,69 @@ use ryokan::core::engine::EngineName;
 use ryokan::core::exec::ExecRequest;
 
 use super::metrics::{reported, value};
-use crate::support::{Host, WAITS, eventually, kernel, out};
+use crate::support::{Host, User, WAITS, eventually, kernel, out, until};
+
+fn state(host: &Host, name: &str) -> String {
+    let shown: serde_json::Value = serde_json::from_str(&host.ok(&["show", name, "--json"])).expect("JSON");
+    shown["state"].as_str().expect("a state").to_owned()
+}
+
+/// A stop, as at a shutdown of the host, and the next start of the daemon.
+fn stop_and_start(host: &mut Host) {
+    host.signal(Signal::SIGTERM);
+    assert!(host.wait().success(), "{}", host.log());
+    assert!(host.workers().is_empty(), "a wanted stop ends workers");
+    host.launch();
+}
+
+#[test]
+fn stopped_daemon_resumes_kernels() {
+    let mut host = Host::prepare(User::Own);
+    // They start one after the other.
+    host.configure("[limits]\nworker_starts = 1\n");
+    host.launch();
+    for name in ["ran", "busy", "leased", "asleep", "halted", "created"] {
+        host.ok(&["new", name, "--engine", "bash"]);
+        if name != "created" {
+            host.ok(&["exec", name, "x=1"]);
+        }
+    }
+    host.ok(&["suspend", "asleep"]);
+    host.ok(&["stop", "halted"]);
+    host.with(async |client| {
+        let (busy, _) = client.open_kernel("busy").await.expect("it is there");
+        busy.run(&ExecRequest::code(WAITS)).await.expect("accepted");
+        eventually("it runs", async || busy.info().await.expect("info").state == "busy").await;
+        let (leased, _) = client.open_kernel("leased").await.expect("it is there");
+        leased.lease("me", std::time::Duration::from_secs(600), &[]).await.expect("leased");
+    });
+    stop_and_start(&mut host);
+    for name in ["ran", "busy"] {
+        until("it runs", || state(&host, name) == "ready");
+    }
+    until("the other is named", || host.ok(&["events", "leased", "--json"]).contains("kernel_not_resumed"));
+    for name in ["leased", "asleep", "halted"] {
+        assert_eq!(state(&host, name), "stopped", "{name}");
+    }
+    assert_eq!(state(&host, "created"), "created");
+    assert_eq!(host.ok(&["exec", "ran", "echo $x"]), "1\n");
+    // A stop of the daemon counts once, and a stop by a client ends it.
+    host.ok(&["exec", "asleep", "echo $x"]);
+    host.ok(&["stop", "ran"]);
+    stop_and_start(&mut host);
+    until("it runs", || state(&host, "asleep") == "ready");
+    for name in ["ran", "leased", "halted"] {
+        assert_eq!(state(&host, name), "stopped", "{name}");
+    }
+    assert_eq!(host.ok(&["events", "leased", "--json"]).matches("kernel_not_resumed").count(), 1);
+    // Without the switch, the next use starts kernels.
+    for config in ["[daemon]\nresume_kernels = false\n", ""] {
+        host.configure(config);
+        stop_and_start(&mut host);
+        assert_eq!((state(&host, "asleep").as_str(), host.workers().len()), ("stopped", 0), "{config}");
+    }
+    assert_eq!(host.ok(&["exec", "asleep", "echo $x"]), "1\n");
+}
 
 #[test]
 fn daemon_stop_interrupts_executions() {

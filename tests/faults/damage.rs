@@ -30,7 +30,9 @@ fn damage(path: &PathBuf) -> Vec<u8> {
 
 /// Two kernels whose workers have ended in order, and a stopped daemon.
 fn stopped(user: crate::support::User) -> (Host, PathBuf, PathBuf) {
-    let mut host = Host::start_as(user);
+    let mut host = Host::prepare(user);
+    host.configure("[daemon]\nresume_kernels = false\n");
+    host.launch();
     let ids = host.with(async |client| {
         let mut ids = Vec::new();
         for name in ["bad", "good"] {

@@ -105,6 +105,11 @@ fn units_match_daemon_settings() {
         assert!(seconds(value(&service, "WatchdogSec")) >= 10, "{kind}");
         assert_eq!(value(&service, "KillMode"), "process", "workers survive the daemon");
         assert_eq!(value(&service, "Restart"), "on-failure");
+        // A shutdown is a stop: kernels are saved within TimeoutStopSec, and the enabled service starts them again.
+        assert!(values(&service, "ExecStop").is_empty() && values(&service, "DefaultDependencies").is_empty());
+        assert_eq!(values(&service, "SendSIGKILL").len() + values(&service, "KillSignal").len(), 0, "{kind}");
+        let target = if kind == "user" { "default.target" } else { "multi-user.target" };
+        assert_eq!((value(&service, "WantedBy"), value(&service, "Also")), (target, "ryokand.socket"));
         let stop = seconds(value(&service, "TimeoutStopSec"));
         assert!(stop > limits::DAEMON_DRAIN.as_secs(), "{kind}: the drain needs {:?}", limits::DAEMON_DRAIN);
         // sandbox/daemon_side.rs divides these.

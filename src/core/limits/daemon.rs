@@ -20,5 +20,7 @@ pub const METRICS_CONNECTIONS: usize = 16;
 pub const METRICS_TIMEOUT: Duration = Duration::from_secs(10);
 /// Machines whose memory is saved at the same time when the daemon stops.
 pub const MEMORIES_SAVED_AT_ONCE: usize = 2;
+/// Kernels of a former daemon that are started at the same time when a daemon starts.
+pub const KERNELS_RESUMED_AT_ONCE: usize = 4;
 /// Longest path of a socket in `sockaddr_un`, without the final NUL.
 pub const SOCKET_PATH_BYTES: usize = 107;

@@ -171,7 +171,10 @@ pub enum StopMode {
     /// Interrupt the running execution.
     Force,
     /// As `Force`, because the daemon stops.
-    Daemon,
+    Daemon {
+        /// Whether the next daemon starts the kernel.
+        resumes: bool,
+    },
     /// Detach from the worker without stopping it: the daemon restarts.
     Release,
 }

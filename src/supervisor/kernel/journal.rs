@@ -40,6 +40,9 @@ pub struct StateRecord {
     /// The specification that the present worker has, if it was changed since.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub worker_spec: Option<Box<KernelSpec>>,
+    /// Whether the next daemon starts the kernel: it ran when the daemon stopped.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub resumes: bool,
 }
 
 impl StateRecord {

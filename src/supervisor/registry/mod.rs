@@ -10,6 +10,7 @@ mod kernels;
 pub mod recovery;
 mod removal;
 mod rename;
+mod resume;
 pub mod share;
 mod supervisor;
 pub mod teleport;

@@ -379,6 +379,7 @@ impl Supervisor {
             held: std::cell::RefCell::default(),
             disk: std::cell::Cell::default(),
             worker: std::cell::RefCell::default(),
+            resumes: std::cell::Cell::new(record.resumes),
             terms: std::cell::Cell::default(),
             _remembered: Rc::clone(&host.remembered),
         });
@@ -420,15 +421,19 @@ impl Supervisor {
 
     /// Shuts down: workers save and end or, with `keep_workers`, are released for the next daemon.
     pub async fn shut_down(&self, keep_workers: bool) {
-        let mode = if keep_workers { StopMode::Release } else { StopMode::Daemon };
-        let actor = Actor { uid: nix::unistd::geteuid().as_raw(), client: "ryokand".into(), lease: Vec::new() };
-        if mode == StopMode::Daemon && self.host.config.microvm.keep_memory {
+        let actor = self.host.own_actor();
+        // Before their memory is saved, which ends machines.
+        let resumed = self.resumed_at_next_start();
+        if !keep_workers && self.host.config.microvm.keep_memory {
             self.keep_memory(&actor).await;
         }
         self.host.set_stopping();
         self.workers.start_queue.close();
         let kernels = self.kernels();
-        let stops = kernels.iter().map(|kernel| kernel.stop(actor.clone(), mode));
+        let stops = kernels.iter().map(|kernel| {
+            let stopped = StopMode::Daemon { resumes: resumed.contains(&kernel.id) };
+            kernel.stop(actor.clone(), if keep_workers { StopMode::Release } else { stopped })
+        });
         futures::future::join_all(stops).await;
         self.workers.pool.close(&self.workers).await;
         self.host.prepared.discard_all().await;
@@ -438,24 +443,27 @@ impl Supervisor {
 }
 
 impl Supervisor {
-    /// Saves the memory of idle virtual machines. What cannot be saved in time is stopped as other kernels are.
+    /// Saves the memory of virtual machines, those of running code last, which is interrupted as it would be by the stop.
+    /// What cannot be saved in time is stopped as other kernels are.
     async fn keep_memory(&self, actor: &Actor) {
         let until = tokio::time::Instant::now() + self.host.config.daemon.drain / 2;
-        let is_idle = |kernel: &Rc<Kernel>| {
-            let spec = kernel.spec();
-            let is_idle = matches!(kernel.view().state, State::Ready | State::Suspended);
-            spec.isolation == Isolation::Microvm && !spec.ephemeral && is_idle
-        };
+        let is_busy = |kernel: &Rc<Kernel>| matches!(kernel.view().state, State::Busy { .. });
+        let mut machines = self.kernels();
+        machines.retain(|kernel| {
+            let (spec, state) = (kernel.spec(), kernel.view().state);
+            let has_memory = matches!(state, State::Ready | State::Suspended | State::Busy { .. });
+            spec.isolation == Isolation::Microvm && !spec.ephemeral && has_memory
+        });
+        machines.sort_by_key(is_busy);
         let save = |kernel: Rc<Kernel>| async move {
-            // One that has begun goes on; one that waits for running code is given up.
-            let saving = checkpoint::suspend(&self.host, &kernel, actor.clone(), false, true);
+            // One that has begun goes on; one that waits for code that ignores its interrupt is given up.
+            let saving = checkpoint::suspend(&self.host, &kernel, actor.clone(), true, true);
             let late = |_| Err(Error::deadline("there is no time left for it"));
             if let Err(error) = tokio::time::timeout_at(until, saving).await.unwrap_or_else(late) {
                 tracing::info!(kernel = %kernel.spec().name, %error, "the memory of a machine is not kept");
             }
         };
-        let idle = self.kernels().into_iter().filter(is_idle);
-        futures::stream::iter(idle).for_each_concurrent(limits::MEMORIES_SAVED_AT_ONCE, save).await;
+        futures::stream::iter(machines).for_each_concurrent(limits::MEMORIES_SAVED_AT_ONCE, save).await;
     }
 }
 

@@ -127,7 +127,7 @@ impl Task {
             (view.executions, view.last_used_at_ms)
         };
         let (life, records) = (self.life.clone(), &self.kernel.records);
-        let state = StateRecord { life, version, executions, worker_spec: None };
+        let state = StateRecord { life, version, executions, worker_spec: None, resumes: false };
         let save = async || records.save_life(&state, used).await;
         let enter = |step| transition.enter(step);
         archive_steps::carry_out(&self.host, records, record, enter, save, again).await?;

@@ -274,6 +274,9 @@ impl Task {
 
     /// Runs until the kernel is removed or the daemon releases it.
     pub(crate) async fn run(mut self, adopted: Option<Adopted>) {
+        if adopted.is_some() || !self.host.config.daemon.resume_kernels {
+            self.forget_resumption().await;
+        }
         if let Some(adopted) = adopted {
             self.adopt(adopted).await;
         } else if let State::Crashed { .. } = self.life.state {
@@ -537,6 +540,7 @@ impl Task {
     }
 
     async fn start(&mut self, actor: &Actor, mode: StartMode) -> Result<()> {
+        self.forget_resumption().await;
         self.admit(actor, 0)?;
         self.settle().await?;
         self.room_for_worker()?;

@@ -41,7 +41,13 @@ impl Task {
     pub(super) fn state_record(&self, worker_spec: Option<&KernelSpec>) -> StateRecord {
         let view = self.kernel.view.borrow();
         let worker_spec = worker_spec.filter(|_| self.life.has_worker()).cloned().map(Box::new);
-        StateRecord { life: self.life.clone(), version: view.version, executions: view.executions, worker_spec }
+        StateRecord {
+            life: self.life.clone(),
+            version: view.version,
+            executions: view.executions,
+            worker_spec,
+            resumes: self.kernel.resumes.get(),
+        }
     }
 
     /// Writes the lifecycle state. A failure is reported, and the task continues: a new daemon finds workers and

@@ -12,9 +12,18 @@ impl Task {
             self.release(reply).await;
             return;
         }
-        if let Err(error) = if mode == StopMode::Daemon { Ok(()) } else { self.admit(&actor, 0) } {
+        let reason = match mode {
+            StopMode::Daemon { .. } => StopReason::Daemon,
+            StopMode::WhenIdle | StopMode::Force | StopMode::Release => StopReason::Asked,
+        };
+        if let Err(error) = if reason == StopReason::Daemon { Ok(()) } else { self.admit(&actor, 0) } {
             let _ = reply.send(Err(error));
             return;
+        }
+        match mode {
+            StopMode::Daemon { resumes: true } => self.kernel.resumes.set(true),
+            StopMode::Daemon { resumes: false } => {}
+            StopMode::WhenIdle | StopMode::Force | StopMode::Release => self.forget_resumption().await,
         }
         if mode == StopMode::WhenIdle && (!self.work.queue.is_empty() || self.work.operating.is_some()) {
             self.work.queue.push_back(Item::Stop(reply));
@@ -24,12 +33,22 @@ impl Task {
             self.end_queued("the kernel was stopped before it ran").await;
         }
         self.worker.stop_replies.push(reply);
-        let reason = if mode == StopMode::Daemon { StopReason::Daemon } else { StopReason::Asked };
         self.timers.backoff_at = None;
         self.worker.is_stop_forced = mode != StopMode::WhenIdle;
         self.step(Event::StopAsked { reason, force: mode != StopMode::WhenIdle }).await;
         if !self.life.has_worker() {
+            if reason == StopReason::Daemon && self.kernel.resumes.get() {
+                // No step has saved it: the machine ended when its memory was saved.
+                self.save_life().await;
+            }
             self.answer_stopped(None);
+        }
+    }
+
+    /// Withdraws the mark that lets a daemon start the kernel by itself, before anything else happens: it counts once.
+    pub(super) async fn forget_resumption(&mut self) {
+        if self.kernel.resumes.take() {
+            self.save_life().await;
         }
     }
 

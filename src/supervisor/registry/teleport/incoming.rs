@@ -381,7 +381,7 @@ impl TargetSide {
         let kernel = KernelRow {
             id: row.kernel,
             uid: row.uid,
-            state_json: write(&StateRecord { life, version, executions, worker_spec: None })?,
+            state_json: write(&StateRecord { life, version, executions, worker_spec: None, resumes: false })?,
             version,
             epoch: incoming.epoch,
             generation: incoming.generation,
