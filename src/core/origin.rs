@@ -2,12 +2,14 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::ids::{CheckpointId, KernelId};
+use super::ids::{CheckpointId, Epoch, KernelId};
 
 /// Environment variable that holds the [`OriginKind`] for the kernel's code.
 pub const ORIGIN_VARIABLE: &str = "RYOKAN_ORIGIN";
 /// Environment variable that holds the generation for the kernel's code.
 pub const GENERATION_VARIABLE: &str = "RYOKAN_GENERATION";
+/// Environment variable that holds the ownership epoch for the kernel's code: it grows with each move to another host.
+pub const EPOCH_VARIABLE: &str = "RYOKAN_EPOCH";
 
 /// The kind of a kernel's origin.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -66,9 +68,13 @@ pub struct Origin {
 }
 
 impl Origin {
-    /// Returns the environment variables that describe an origin to the kernel's code.
-    pub fn environment(kind: OriginKind, generation: u32) -> [(String, String); 2] {
-        [(ORIGIN_VARIABLE.into(), kind.name().into()), (GENERATION_VARIABLE.into(), generation.to_string())]
+    /// Returns the environment variables that describe origin and moves to the kernel's code.
+    pub fn environment(kind: OriginKind, generation: u32, epoch: Epoch) -> [(String, String); 3] {
+        [
+            (ORIGIN_VARIABLE.into(), kind.name().into()),
+            (GENERATION_VARIABLE.into(), generation.to_string()),
+            (EPOCH_VARIABLE.into(), epoch.0.to_string()),
+        ]
     }
 
     /// Returns this origin after a restore of a checkpoint.

@@ -29,6 +29,8 @@ fn machine_moves_and_returns() {
         until("the machine goes on", || there.machines().len() == 1);
         assert_eq!(there.run("lab", SEE), "42 kept", "{user:?}\n{}", there.log());
         assert_eq!(there.run("lab", "print(next(g))"), "2", "{user:?}\n{}", there.log());
+        let moved_here = "import os; print(os.environ['RYOKAN_EPOCH'])";
+        assert_eq!(there.run("lab", moved_here), "2", "{user:?}: code of the memory reads that it moved");
         assert_eq!(there.run("lab", COUNTS), "True", "{user:?}: the thread goes on");
         assert!(there.ok(&["log", "lab"]).contains("before"), "{user:?}: with its checkpoints");
         there.run("lab", "x += 1");

@@ -20,8 +20,8 @@ fn kernel_takes_warm_worker() {
             let waiting = host.workers();
             let first = kernel(&client, "first", EngineName::Kaish).await;
             assert_eq!(
-                out(&first, "echo $RYOKAN_KERNEL $RYOKAN_ORIGIN $RYOKAN_GENERATION; pwd").await,
-                "first original 0\n/workspace"
+                out(&first, "echo $RYOKAN_KERNEL $RYOKAN_ORIGIN $RYOKAN_GENERATION $RYOKAN_EPOCH; pwd").await,
+                "first original 0 1\n/workspace"
             );
             let init = worker_of(&host, "first");
             assert!(waiting.contains(&init), "{init} was not among {waiting:?}");

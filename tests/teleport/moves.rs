@@ -7,14 +7,21 @@ use ryokan::core::handover::MoveOptions;
 use super::*;
 use crate::support::{until, users};
 
+/// What code reads of its moves.
+const MOVED: &str = "echo $RYOKAN_ORIGIN $RYOKAN_EPOCH";
+
 #[test]
 fn teleport_no_faults() {
     for user in users() {
         let (here, there) = pair(user);
         set_up(&here, "demo");
+        assert_eq!(here.ok(&["exec", "demo", MOVED]), "original 1\n", "{user:?}");
         let before = show(&here, "demo");
         let report = moved(&here, "demo", &there, &[]);
         assert_eq!((&report["epoch"], &report["acknowledged"]), (&2.into(), &true.into()), "{user:?} {report}");
+        // Code inside can read that it moved.
+        assert_eq!(there.ok(&["exec", "demo", MOVED]), "restored 2\n", "{user:?}");
+        assert_eq!(there.ok(&["spawn", "demo", "--", "printenv", "RYOKAN_EPOCH"]), "2\n", "{user:?}");
         // Exactly one copy lives, and it is the same kernel.
         let (left, arrived) = (show(&here, "demo"), show(&there, "demo"));
         assert_eq!((left["state"].as_str(), arrived["id"].as_str()), (Some("departed"), before["id"].as_str()));
@@ -36,6 +43,7 @@ fn teleport_no_faults() {
         let report = moved(&there, "demo", &here, &[]);
         assert_eq!(report["epoch"], 3, "{report}");
         assert_eq!(here.ok(&["exec", "demo", VIEW]), "3 three deep\n");
+        assert_eq!(here.ok(&["exec", "demo", MOVED]), "restored 3\n", "{user:?}");
         assert_eq!(
             (state(&there, "demo").as_deref(), show(&here, "demo")["id"] == before["id"]),
             (Some("departed"), true)

@@ -15,6 +15,7 @@ use crate::core::engine::EngineName;
 #[cfg(not(feature = "kaish"))]
 use crate::core::error::Error;
 use crate::core::error::Result;
+use crate::core::ids::Epoch;
 use crate::core::name::KernelName;
 use crate::core::origin::{Origin, OriginKind};
 use crate::link::bootstrap::EngineSettings;
@@ -30,8 +31,11 @@ pub fn read_compiled(settings: &EngineSettings) -> Vec<u8> {
     settings.python_compiled.as_deref().and_then(|path| python::read_compiled(path).ok()).unwrap_or_default()
 }
 
-/// The program of an engine with the environment of the contract. `kernel`: its name and origin;
-/// none for a warm worker. `compiled`: the result of [`read_compiled`].
+/// What the code inside reads of its kernel: name, origin and generation of its state, and epoch.
+pub type KernelSeen<'a> = (&'a KernelName, (OriginKind, u32), Epoch);
+
+/// The program of an engine with the environment of the contract. `kernel`: none for a warm worker.
+/// `compiled`: the result of [`read_compiled`].
 ///
 /// # Errors
 /// `Unsupported` if this build or host lacks the engine.
@@ -39,7 +43,7 @@ pub fn program(
     engine: EngineName,
     settings: &EngineSettings,
     compiled: &[u8],
-    kernel: Option<(&KernelName, (OriginKind, u32))>,
+    kernel: Option<KernelSeen<'_>>,
 ) -> Result<EngineProgram> {
     let env = environment(settings.venv.as_deref(), kernel);
     match engine {
@@ -50,7 +54,7 @@ pub fn program(
     }
 }
 
-fn environment(venv: Option<&Path>, kernel: Option<(&KernelName, (OriginKind, u32))>) -> Vec<(String, String)> {
+fn environment(venv: Option<&Path>, kernel: Option<KernelSeen<'_>>) -> Vec<(String, String)> {
     common_environment(venv).into_iter().chain(kernel_environment(kernel)).collect()
 }
 
@@ -64,11 +68,11 @@ pub fn common_environment(venv: Option<&Path>) -> Vec<(String, String)> {
 }
 
 /// Environment variables that identify the kernel; empty for an engine without one.
-pub fn kernel_environment(kernel: Option<(&KernelName, (OriginKind, u32))>) -> Vec<(String, String)> {
-    let (name, (kind, generation)) =
-        kernel.map_or(("", (OriginKind::Original, 0)), |(name, origin)| (name.as_str(), origin));
+pub fn kernel_environment(kernel: Option<KernelSeen<'_>>) -> Vec<(String, String)> {
+    let (name, (kind, generation), epoch) = kernel
+        .map_or(("", (OriginKind::Original, 0), Epoch(0)), |(name, origin, epoch)| (name.as_str(), origin, epoch));
     let reported =
-        [("RYOKAN_KERNEL".to_owned(), name.to_owned())].into_iter().chain(Origin::environment(kind, generation));
+        [("RYOKAN_KERNEL".to_owned(), name.to_owned())].into_iter().chain(Origin::environment(kind, generation, epoch));
     match kernel {
         Some(_) => reported.collect(),
         None => reported.map(|(name, _)| (name, String::new())).collect(),

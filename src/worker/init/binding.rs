@@ -125,7 +125,7 @@ impl Worker {
             self.open_kernels_state()?;
         }
         self.identity.become_kernels(kernel, epoch);
-        let frame = json!({ "op": "bind", "env": engines::kernel_environment(Some((&name, origin))) });
+        let frame = json!({ "op": "bind", "env": engines::kernel_environment(Some((&name, origin, epoch))) });
         self.ask(frame.to_string().as_bytes(), By::Bind)
     }
 
@@ -159,7 +159,7 @@ impl Worker {
         self.ledger = Ledger::default();
         self.processes.end_all();
         self.resume();
-        let frame = json!({ "op": "reseed", "env": engines::kernel_environment(Some((&name, origin))) });
+        let frame = json!({ "op": "reseed", "env": engines::kernel_environment(Some((&name, origin, epoch))) });
         // A refusal is answered.
         let _ = self.ask(frame.to_string().as_bytes(), By::Reseed(answer));
     }

@@ -101,7 +101,7 @@ fn serve(
     let stored_bytes = limits::engine_state_bytes(document.plan.limits.memory_bytes);
     let db = EngineDb::open(&init.engine_db_path(), durability)?.bounded(stored_bytes);
     let spool_folder = init.kernel_dir();
-    let kernel = if unbound { None } else { Some((&document.name, document.origin)) };
+    let kernel = if unbound { None } else { Some((&document.name, document.origin, document.epoch)) };
     let program = engines::program(document.engine, &document.engine_settings, compiled, kernel)?;
     let children = watch_children().map_err(internal("watch processes"))?;
     let (enclosure, engine) = Sandboxed::start(init, document.engine, program)?;

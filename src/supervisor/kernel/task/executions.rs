@@ -313,11 +313,11 @@ impl Task {
         let _ = owner.commands.try_send(Box::new(Command::Wake));
     }
 
-    /// A restored origin that the worker did not receive at its start.
-    fn unknown_origin(&self) -> Option<[(String, String); 2]> {
+    /// A restored origin, or one of a move, that the worker did not receive at its start.
+    fn unknown_origin(&self) -> Option<[(String, String); 3]> {
         let view = self.kernel.view.borrow();
         let now = (view.origin.kind, view.origin.generation);
-        (view.known_origin != Some(now)).then(|| Origin::environment(now.0, now.1))
+        (view.known_origin != Some(now)).then(|| Origin::environment(now.0, now.1, self.kernel.epoch))
     }
 
     /// Acquires the host-wide permit to run; if none is free, requests one, and work resumes when it is granted.

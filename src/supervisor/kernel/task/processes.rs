@@ -66,7 +66,11 @@ impl Task {
         self.kernel.processes.borrow_mut().insert(exec, running);
         let (kind, generation) = self.kernel.origin_now();
         let own = [("RYOKAN_KERNEL".to_owned(), self.kernel.spec().name.to_string())];
-        let env = own.into_iter().chain(Origin::environment(kind, generation)).chain(request.env).collect();
+        let env = own
+            .into_iter()
+            .chain(Origin::environment(kind, generation, self.kernel.epoch))
+            .chain(request.env)
+            .collect();
         let (has_stdin, timeout_ms) = (request.stdin_open, request.timeout_ms);
         let process = WorkerProcess { exec, program, env, has_stdin, timeout_ms };
         self.begin_process(process, Rc::clone(&execution), is_cancelled).await;
