@@ -411,11 +411,19 @@ pub struct Teleport {
     /// Longest time without progress while a moving kernel is held; then the move ends and the kernel continues.
     #[serde(with = "span")]
     pub stall_timeout: Duration,
+    /// Room for all kernels that arrive, until they live here, bytes; `None`: half of the free disk.
+    #[serde(with = "bound")]
+    pub arrivals: Option<u64>,
 }
 
 impl Default for Teleport {
     fn default() -> Self {
-        Self { ssh: vec!["ssh".into()], command: "ryokan pipe".into(), stall_timeout: limits::HANDOVER_STALL }
+        Self {
+            ssh: vec!["ssh".into()],
+            command: "ryokan pipe".into(),
+            stall_timeout: limits::HANDOVER_STALL,
+            arrivals: None,
+        }
     }
 }
 

@@ -50,8 +50,8 @@ pub trait TargetHost {
     /// Verifies everything that arrived, and durably records the prepared kernel.
     async fn prepare(&self, source: HostId, offer: &Offer, received: &Received, description: Digest) -> Result<()>;
 
-    /// The session of an offer has ended.
-    fn end_session(&self, handover: HandoverId);
+    /// The session of an offer has ended, with so many bytes in the store that it did not have before.
+    fn end_session(&self, handover: HandoverId, stored: u64);
 
     /// The recorded state of a handover, and whether the kernel lives or lived here at this epoch.
     async fn recorded(&self, handover: HandoverId, kernel: Option<(KernelId, Epoch)>) -> Result<Target>;
@@ -77,7 +77,7 @@ struct Session<'a> {
 
 impl Drop for Session<'_> {
     fn drop(&mut self) {
-        self.host.end_session(self.offer.handover);
+        self.host.end_session(self.offer.handover, self.receiving.stored());
     }
 }
 

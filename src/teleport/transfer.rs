@@ -269,6 +269,8 @@ pub(super) struct Receiving {
     /// For the addresses in memory.
     reserved: Option<OwnedSemaphorePermit>,
     bytes: u64,
+    /// Bytes of chunks that were sent, as they are stored.
+    stored: u64,
     round: u64,
     current: Option<Current>,
     sink: Option<Sink>,
@@ -326,6 +328,7 @@ impl Receiving {
             asked_chunks: 0,
             reserved: None,
             bytes: 0,
+            stored: 0,
             round: 0,
             current: None,
             sink: None,
@@ -341,6 +344,11 @@ impl Receiving {
             None => Ok(&self.received),
             Some(_) => Err(wrong("a step within a round")),
         }
+    }
+
+    /// Bytes that the store may have got, also from objects that are incomplete.
+    pub(super) fn stored(&self) -> u64 {
+        self.stored
     }
 
     /// Answers which of the named objects are missing.
@@ -474,6 +482,7 @@ impl Receiving {
         };
         let left = current.stored.checked_sub(piece.len() as u32).filter(|_| !piece.is_empty());
         current.stored = left.ok_or_else(|| wrong("a chunk longer than it says"))?;
+        self.stored = self.stored.saturating_add(piece.len() as u64);
         self.end_object();
         self.give(Item::Piece(piece)).await
     }

@@ -157,6 +157,29 @@ fn older_checkpoints_stay_behind() {
     assert_eq!(here.ok(&["exec", "k", "cat f"]), "third\n");
 }
 
+/// Older checkpoints count as the files do, and so does what a refused move has sent.
+#[test]
+fn arrivals_have_a_limit() {
+    let here = Host::start();
+    let mut there = Host::prepare(User::Own);
+    there.configure("[teleport]\narrivals = \"12MiB\"\n");
+    there.launch();
+    here.ok(&["new", "k"]);
+    for name in ["first", "second", "third"] {
+        here.ok(&["exec", "k", "/bin/sh -c 'dd if=/dev/urandom of=large bs=1M count=3 2>/dev/null'"]);
+        here.ok(&["checkpoint", "k", "-m", name]);
+    }
+    let refused = teleport(&here, "k", &there, &[]);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(refused.status.code() == Some(4) && said.contains("handover_size"), "{said}");
+    assert!(said.contains("of the 12 MiB for kernels that arrive"), "{said}");
+    until("the abort arrives", || handovers(&here).is_empty() && handovers(&there).is_empty());
+    assert!(is_live(&here, "k") && state(&there, "k").is_none());
+    // Without older checkpoints there is room beside what the refused move left.
+    moved(&here, "k", &there, &["--since", "third"]);
+    assert_eq!(there.ok(&["exec", "k", "/bin/sh -c 'stat -c %s large'"]), "3145728\n");
+}
+
 #[test]
 fn rate_of_a_move_is_limited() {
     let (here, there) = pair(User::Own);

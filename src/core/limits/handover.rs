@@ -58,6 +58,8 @@ pub const HANDOVER_REST_BYTES: u64 = 4 << 20;
 pub const HANDOVER_ROUND_SHORT: Duration = Duration::from_secs(1);
 /// Room that an arriving kernel takes at once beyond what was offered, bytes.
 pub const HANDOVER_ROOM_STEP: u64 = 64 << 20;
+/// Failed arrivals whose leftovers are counted apart; older ones are counted together.
+pub const HANDOVERS_FAILED: usize = 64;
 /// Deadline for the first answer of the other host.
 pub const HANDOVER_HELLO: Duration = Duration::from_secs(30);
 /// Deadline for a decision and its acknowledgement; it is repeated after that.

@@ -1,6 +1,7 @@
 //! Garbage collection: retention first, then unreferenced objects.
 
 use std::collections::HashSet;
+use std::time::Instant;
 
 use tokio::sync::mpsc;
 
@@ -86,7 +87,7 @@ async fn perform(supervisor: &Supervisor, asked: GcAsked, tell: mpsc::Sender<GcI
     let host = supervisor.host();
     // From here on the store keeps objects that are stored or used again. It also keeps unreferenced objects of running
     // operations: those are named after the rows are listed, and the operations end before the list is used.
-    let grace = host.config.upkeep.grace;
+    let (grace, begun) = (host.config.upkeep.grace, Instant::now());
     let held = host.store.run_beside(move |store| Ok(store.guard_before_all(grace))).await?;
     let mut done = GcReport { dry_run: asked.dry_run, ..GcReport::default() };
     let doomed = retain(supervisor, asked.dry_run, &tell, &mut done).await?;
@@ -115,6 +116,9 @@ async fn perform(supervisor: &Supervisor, asked: GcAsked, tell: mpsc::Sender<GcI
     let swept = host.making_room(run).await;
     drop(held);
     let (report, recent) = swept?;
+    if let Some(before) = begun.checked_sub(grace).filter(|_| !asked.dry_run) {
+        supervisor.objects_collected(before);
+    }
     Ok(GcReport {
         objects_kept: report.kept,
         bytes_kept: report.kept_bytes,

@@ -38,8 +38,9 @@ pub struct Registry {
     pub(super) handovers: Handovers,
 }
 
-impl Default for Registry {
-    fn default() -> Self {
+impl Registry {
+    /// A table without kernels. Kernels that arrive may take `arrivals` bytes together, if configured.
+    pub(super) fn new(arrivals: Option<u64>) -> Self {
         Registry {
             by_id: RefCell::default(),
             by_name: RefCell::default(),
@@ -48,7 +49,7 @@ impl Default for Registry {
             sockets: RefCell::new(None),
             keys: Keys::default(),
             bundles: Arc::new(Semaphore::new(limits::BUNDLES_CONCURRENT)),
-            handovers: Handovers::default(),
+            handovers: Handovers::new(arrivals),
         }
     }
 }

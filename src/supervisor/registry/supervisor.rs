@@ -77,7 +77,8 @@ impl Supervisor {
         let workers = Workers::new(&host);
         let checkpoints = Rc::new(checkpoint::Checkpoints::new(&host));
         let services = KernelServices { host: Rc::clone(&host), workers: Rc::clone(&workers), checkpoints };
-        let supervisor = Supervisor { host, workers, registry: Rc::default(), services: Rc::new(services) };
+        let registry = Rc::new(Registry::new(host.config.teleport.arrivals));
+        let supervisor = Supervisor { host, workers, registry, services: Rc::new(services) };
         let weak = supervisor.downgrade();
         supervisor.workers.pressure.on_relief(move || {
             if let Some(supervisor) = weak.upgrade() {

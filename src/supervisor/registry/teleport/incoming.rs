@@ -366,6 +366,7 @@ impl TargetSide {
         if !incoming.replaces {
             self.supervisor.registry().creating.borrow_mut().remove(&(row.uid, incoming.spec.name));
         }
+        handovers.room.is_live(id);
         Ok(())
     }
 
@@ -432,6 +433,7 @@ impl TargetSide {
         }
         let incoming: Incoming = read(&row)?;
         host.making_room(async || Ok(host.catalog.forget_handover(id).await?)).await?;
+        handovers.room.is_discarded(id);
         // The source forgets the move after the acknowledgement.
         let synced = host.sync_decision(None).await;
         if !incoming.replaces {
@@ -535,7 +537,7 @@ impl TargetHost for TargetSide {
                     reserved.keep();
                 }
                 // All of it is on the disk.
-                handovers.room.end(offer.handover);
+                handovers.room.is_prepared(offer.handover);
                 Ok(())
             }
             Err(error) => {
@@ -558,9 +560,9 @@ impl TargetHost for TargetSide {
         self.write_preview(offer, received, tree).await;
     }
 
-    fn end_session(&self, handover: HandoverId) {
+    fn end_session(&self, handover: HandoverId, stored: u64) {
         self.drop_preview(handover);
-        self.supervisor.registry().handovers.room.end(handover);
+        self.supervisor.registry().handovers.room.end(handover, stored);
         self.supervisor.registry().handovers.sessions.end(handover);
     }
 

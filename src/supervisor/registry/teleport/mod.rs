@@ -34,6 +34,7 @@ mod steps;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Mutex, Notify, watch};
@@ -72,6 +73,13 @@ pub struct Handovers {
     wake: Notify,
     /// Why decisions were not acknowledged at the last attempt.
     problems: RefCell<HashMap<HandoverId, String>>,
+}
+
+impl Handovers {
+    /// No moves. Kernels that arrive may take `arrivals` bytes together, if configured.
+    pub(super) fn new(arrivals: Option<u64>) -> Handovers {
+        Handovers { room: room::Room::new(arrivals), ..Handovers::default() }
+    }
 }
 
 /// An outgoing move in progress.
@@ -396,6 +404,11 @@ impl Supervisor {
             (Side::In, true) => target.activate_prepared(id, None).await,
             (Side::In, false) => target.discard_prepared(id).await,
         }
+    }
+
+    /// A garbage collection has removed what nothing references and what was last used before this time.
+    pub(crate) fn objects_collected(&self, before: Instant) {
+        self.registry().handovers.room.collected(before);
     }
 
     /// Starts the repetition of unacknowledged decisions.
