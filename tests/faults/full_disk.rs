@@ -19,10 +19,10 @@ use super::{inits, remove_all, strike, until};
 use crate::support::{Host, UNPRIVILEGED, User, eventually, kernel, out, users};
 
 /// A small file system in place of the data directory. Needs root.
-struct SmallDisk(PathBuf);
+pub struct SmallDisk(PathBuf);
 
 impl SmallDisk {
-    fn of(host: &Host, user: User) -> SmallDisk {
+    pub fn of(host: &Host, user: User) -> SmallDisk {
         let data = host.path("data");
         let owner = if user == User::Unprivileged { UNPRIVILEGED } else { 0 };
         let options = format!("size=24m,mode=700,uid={owner},gid={owner}");
@@ -35,13 +35,13 @@ impl SmallDisk {
     }
 
     /// Takes all free space.
-    fn fill(&self) {
+    pub fn fill(&self) {
         let mut filler = std::fs::File::options().create(true).append(true).open(self.filler()).unwrap();
         let all = [0; 4096];
         while filler.write_all(&all).is_ok() {}
     }
 
-    fn free(&self) {
+    pub fn free(&self) {
         std::fs::remove_file(self.filler()).unwrap();
     }
 }

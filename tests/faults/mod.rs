@@ -7,7 +7,7 @@ mod daemon_killed;
 mod damage;
 mod disk_errors;
 pub mod fault_points;
-mod full_disk;
+pub mod full_disk;
 mod invalid_names;
 mod kill_loop;
 mod load;

@@ -5,6 +5,7 @@ mod crash_safety;
 mod decisions;
 mod engines;
 mod failures;
+mod full_disk;
 mod hostile;
 mod hostile_fuzz;
 mod moves;
