@@ -50,11 +50,19 @@ impl Session {
     /// # Errors
     /// The target's refusal; the target keeps nothing then.
     pub async fn offer(&mut self, offer: Offer) -> Result<Accept> {
-        self.connection.wire().send(Message::Offer(Box::new(offer))).await?;
-        match self.connection.wire().message(limits::HANDOVER_FRAME).await? {
-            Message::Accept(accept) => Ok(accept),
-            other => Err(unexpected(&other)),
-        }
+        let wire = self.connection.wire();
+        wire.send(Message::Offer(Box::new(offer))).await?;
+        let answering = async {
+            loop {
+                match wire.message(limits::HANDOVER_FRAME).await? {
+                    // It looks for what it has of the kernel's owner.
+                    Message::Working => {}
+                    Message::Accept(accept) => return Ok(accept),
+                    other => return Err(unexpected(&other)),
+                }
+            }
+        };
+        within(limits::HANDOVER_STEP, answering).await
     }
 
     /// Sends the objects that the target lacks, at most `limit_rate` bytes a second (0: no limit); they are durable there
@@ -148,7 +156,10 @@ impl Session {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::core::snapshot::PortableKind;
     use crate::teleport::wire::Wire;
+
+    const KIND: PortableKind = PortableKind::Checkpoint;
 
     /// The two ends of a connection without a command.
     fn ends() -> (Connection, Wire) {
@@ -181,6 +192,32 @@ mod tests {
         tokio::select! {
             () = talks => unreachable!("it talks for ever"),
             ended = tokio::time::timeout(Duration::from_secs(60), decides) => ended.expect("it ends"),
+        }
+    }
+
+    /// A target that looks for what it has of a user's history.
+    #[tokio::test]
+    async fn reporting_admission_is_awaited() {
+        let (connection, mut far) = ends();
+        let answering = async {
+            far.greet(HostId::from_bytes([1; 16])).await.expect("a greeting");
+            far.message(Duration::from_secs(60)).await.expect("an offer");
+            for _ in 0..3 {
+                far.send(Message::Working).await.expect("sent");
+            }
+            let (missing, why) = (Vec::new(), String::new());
+            let accept = Accept { missing, takes_preview: true, takes_partial_history: true, kind: KIND, why };
+            far.send(Message::Accept(accept)).await.expect("sent");
+            std::future::pending::<()>().await;
+        };
+        let offering = async {
+            let mut session = Session::open(connection, HostId::from_bytes([2; 16])).await.expect("a session");
+            let offer = crate::teleport::target::tests::offer(true);
+            session.offer(offer).await
+        };
+        tokio::select! {
+            () = answering => unreachable!("it waits"),
+            accepted = offering => assert_eq!(accepted.expect("accepted").kind, KIND),
         }
     }
 

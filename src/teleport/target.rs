@@ -14,6 +14,9 @@ use crate::core::ids::{Digest, Epoch, HandoverId, HostId, KernelId};
 use crate::core::limits;
 use crate::store::{GcGuard, StoreHandle};
 
+/// Longest pause between two reports while an offer is checked: the source waits for each no longer than for a frame.
+const ADMISSION_REPORT_MS: u64 = limits::HANDOVER_FRAME.as_millis() as u64 / 4;
+
 /// The conditions under which an offer is accepted.
 pub struct Admission {
     /// The answer.
@@ -130,13 +133,17 @@ async fn frames<'a>(
                 reporting(wire, report, session.receiving.flush(objects)).await?;
                 wire.send(Message::Flushed).await?;
             }
-            (Frame::Message(Message::Offer(offer)), None) => match admit(host, source, *offer).await {
-                Ok((admitted, accept)) => {
-                    *session = Some(admitted);
-                    wire.send(Message::Accept(accept)).await?;
+            (Frame::Message(Message::Offer(offer)), None) => {
+                // A user's history may be large.
+                let report = if offer.awaits_admission { offer.report_ms.clamp(1, ADMISSION_REPORT_MS) } else { 0 };
+                match reporting(wire, report, admit(host, source, *offer)).await {
+                    Ok((admitted, accept)) => {
+                        *session = Some(admitted);
+                        wire.send(Message::Accept(accept)).await?;
+                    }
+                    Err(error) => wire.send(Message::Refused { error }).await?,
                 }
-                Err(error) => wire.send(Message::Refused { error }).await?,
-            },
+            }
             (Frame::Message(Message::Preview { tree }), Some(session)) if !session.has_preview => {
                 session.has_preview = true;
                 let writing = host.preview(&session.offer, session.receiving.received()?, tree);
@@ -265,3 +272,7 @@ async fn decide(
     }
     Ok(())
 }
+
+#[cfg(test)]
+#[path = "target_tests.rs"]
+pub(super) mod tests;

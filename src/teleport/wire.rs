@@ -65,6 +65,9 @@ pub struct Offer {
     /// Milliseconds between reports of a target that works on a step; 0: the source expects none.
     #[serde(default)]
     pub report_ms: u64,
+    /// Whether the source expects such reports before the answer to this offer, too.
+    #[serde(default)]
+    pub awaits_admission: bool,
 }
 
 fn checkpoint() -> PortableKind {

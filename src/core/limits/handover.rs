@@ -14,6 +14,8 @@ pub const HANDOVER_DIGESTS: usize = 8192;
 pub const HANDOVER_OBJECTS: usize = 2_000_000;
 /// Objects of all kernels that arrive at once.
 pub const HANDOVER_OBJECTS_ALL: usize = 4_000_000;
+/// Objects of a user's own kernels that a source may refer to without sending them, in a system-wide daemon.
+pub const HANDOVER_REUSED: usize = 500_000;
 /// Calls of `ryokan pipe` in flight, in each direction.
 pub const HANDOVER_CALLS: usize = 4;
 /// Description of a moved kernel, bytes.

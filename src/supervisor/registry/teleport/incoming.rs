@@ -41,7 +41,7 @@ use crate::supervisor::registry::Supervisor;
 use crate::supervisor::registry::bundle_io::{client_error, has_room, holds_state};
 use crate::supervisor::registry::supervisor::ReservedName;
 use crate::teleport::target::{Admission, TargetHost};
-use crate::teleport::{Accept, Offer, Received, Reuse, Seal, Wire};
+use crate::teleport::{Accept, Offer, Received, Seal, Wire};
 
 /// Serves the source at the other end of a stream, on behalf of `actor`.
 ///
@@ -86,7 +86,7 @@ impl TargetSide {
         TargetSide { supervisor, actor, preview: RefCell::default(), failed_syncs }
     }
 
-    fn host(&self) -> &Rc<Host> {
+    pub(super) fn host(&self) -> &Rc<Host> {
         self.supervisor.host()
     }
 
@@ -126,32 +126,6 @@ impl TargetSide {
             .reason("epoch")),
             _ => Err(Error::already_exists(format!("kernel {} lives here", spec.name)).reason("live")),
         }
-    }
-
-    /// The objects that the source may refer to: those of this user's kernels.
-    async fn reuse(&self) -> Result<Reuse> {
-        if !self.host().environment.system_wide {
-            return Ok(Reuse::All);
-        }
-        let mut roots = Vec::new();
-        for kernel in self.supervisor.visible(self.actor.uid) {
-            roots.extend(self.host().catalog.state(kernel.id).roots().await?);
-        }
-        let found = self.host().store.run_beside(move |store| {
-            let (mut found, mut seen) = (HashSet::new(), crate::workspace::Seen::default());
-            for root in roots {
-                if let crate::catalog::state::RootKind::Checkpoint { .. } = root.kind {
-                    // What cannot be read is sent again.
-                    let _ = bundle::reach(store, root.digest, &mut seen, &mut |object| {
-                        found.insert(object);
-                    });
-                } else {
-                    found.insert(root.digest);
-                }
-            }
-            Ok(found)
-        });
-        Ok(Reuse::Only(found.await?))
     }
 
     /// Reads the description and verifies everything that it references.
@@ -478,7 +452,7 @@ impl TargetHost for TargetSide {
         self.supervisor.workers.check_spec(&without_host(&offer.spec), self.actor.uid)?;
         drop(self.place(offer.kernel, offer.epoch, &offer.spec).await?);
         let (kind, why) = memory::kind_of(self.host(), self.actor.uid, offer).await?;
-        let reuse = self.reuse().await?;
+        let reuse = self.reuse(offer.kernel).await?;
         // No record of this move follows lost writes of an earlier daemon.
         host.making_room(async || Ok(host.catalog.rewrite_handovers().await?)).await?;
         let handovers = &self.supervisor.registry().handovers;

@@ -28,6 +28,7 @@ mod outgoing;
 mod precopy;
 mod preview;
 mod repeat;
+mod reuse;
 mod room;
 mod sessions;
 mod steps;

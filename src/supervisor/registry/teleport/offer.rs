@@ -58,6 +58,7 @@ impl Move {
             machine,
             or_checkpoint: self.options.kind == KindRequest::Auto,
             report_ms: ms(self.host.config.teleport.stall_timeout / REPORTS),
+            awaits_admission: true,
         };
         self.offered.set(true);
         session.offer(offer).await
