@@ -2,7 +2,7 @@
 
 use super::{COUNTER, Machines, pair, users};
 use crate::support::{Host, User, until};
-use crate::teleport::{arm, moved, one_is_left, show, state, teleport};
+use crate::teleport::{arm, faulty, moved, one_is_left, show, state, teleport};
 
 const SEE: &str = "print(x, open('f').read())";
 /// In memory only: a generator, and a thread that counts.
@@ -105,11 +105,11 @@ fn killed_memory_move_keeps_one_copy() {
     }
 }
 
-/// The target fails after all of the machine was sent: it goes on here, and the second move carries what it did since.
+/// Target, wire or source fail while the machine is sent: it goes on here, and the last move carries what it did since.
 #[test]
 fn import_failure() {
     let _pair = pair();
-    let (here, mut there) = (Machines::start(User::Own), Machines::with_template(User::Own, ""));
+    let (mut here, mut there) = (Machines::start(User::Own), Machines::with_template(User::Own, ""));
     there.env(ryokan::sys::fault::VARIABLE, "catalog.handover.put.before_commit=eio");
     there.launch();
     here.ok(&["new", "lab", "--isolation", "microvm", "--engine", "python"]);
@@ -120,11 +120,31 @@ fn import_failure() {
     assert_eq!((state(&there, "lab"), there.machines().len()), (None, 0));
     assert_eq!(here.run("lab", "print(next(g), x)"), "1 41", "the same machine continues\n{}", here.log());
     assert_eq!(here.run("lab", COUNTS), "True", "its thread goes on");
+    let stays = |here: &Machines, count: u32, what: &str| {
+        until("the abort arrives", || {
+            [here, &there].iter().all(|host| host.ok(&["teleport", "--status"]) == "no moves\n")
+        });
+        assert_eq!((state(&there, "lab"), there.machines().len()), (None, 0), "{what}");
+        let continues = here.run("lab", "print(next(g), x)");
+        assert_eq!(continues, format!("{count} 41"), "{what}: the same machine continues\n{}", here.log());
+    };
+    let faults = [(("there", "piece"), "cut"), (("there", "piece"), "flip"), (("there", "seal"), "cut")];
+    for (count, (frame, fault)) in (2..).zip(faults) {
+        let (way, told) = faulty(&there, frame, fault);
+        let failed = here.cli(&["teleport", "lab", "--to", &way, "--kind", "teleport"]);
+        assert!(!failed.status.success() && told.exists(), "{fault} at {frame:?}: {failed:?}");
+        stays(&here, count, fault);
+    }
+    arm(&mut here, "store.pack.write=enospc");
+    let failed = teleport(&here, "lab", &there, &["--kind", "teleport"]);
+    assert!(!failed.status.success(), "the source's fault was not met: {failed:?}");
+    arm(&mut here, "");
+    stays(&here, 5, "a full disk of the source");
     here.run("lab", "x += 1; open('f', 'a').write(' more'); open('late', 'w').write('late')");
     moved(&here, "lab", &there, &["--kind", "teleport"]);
     until("the machine's end", || here.machines().is_empty());
     let see = "print(next(g), x, open('f').read(), open('late').read())";
-    assert_eq!(there.run("lab", see), "2 42 kept more late", "{}", there.log());
+    assert_eq!(there.run("lab", see), "6 42 kept more late", "{}", there.log());
     assert_eq!(there.run("lab", COUNTS), "True", "its thread goes on");
 }
 

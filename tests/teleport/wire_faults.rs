@@ -47,7 +47,7 @@ const STALLED: [Frame; 6] = [
 ];
 
 /// The transport to a host by a wire that fails once, and the file that exists from then on.
-fn faulty(target: &Host, (side, frame): Frame, fault: &str) -> (String, PathBuf) {
+pub(crate) fn faulty(target: &Host, (side, frame): Frame, fault: &str) -> (String, PathBuf) {
     let (script, told) = (target.path("wire_faults.py"), target.path("told"));
     std::fs::write(&script, include_str!("wire_faults.py")).expect("written");
     let _ = std::fs::remove_file(&told);
