@@ -8,7 +8,7 @@ mod creation;
 mod host_paths;
 pub mod metrics;
 mod shutdown;
-mod system_wide;
+pub mod system_wide;
 mod upgrade;
 mod workspace_limit;
 

@@ -14,6 +14,7 @@ mod pause;
 mod seed;
 mod simulation;
 mod ssh;
+mod system_wide;
 mod whole;
 mod wire_faults;
 
