@@ -316,8 +316,8 @@ interface Kernel {
   # How long checkpoints are kept that are neither `manual` nor pinned; a bound of 0 does not
   # change. `gone`: number of checkpoints removed at once.
   export @51 (refs :List(Text)) -> (file :BundleReader);
-  # This kernel and the given checkpoints as one file; without `refs`: all of them and a new one of
-  # the present state. Needs the right `teleport`.
+  # This kernel and the given checkpoints as one file; without `refs`: all of them, a new one of the
+  # present state, and the journal. Needs the right `teleport`.
 
   workflow @52 () -> (workflow :Workflow);
   # Steps and the current agent.

@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::core::checkpoint::CheckpointType;
 use crate::core::freeze::Freeze;
-use crate::core::ids::{CheckpointId, Digest, HostId, KernelId};
+use crate::core::ids::{CheckpointId, Digest, Epoch, HostId, KernelId};
 use crate::core::workflow::Decision;
 use crate::store::StoreError;
 use crate::workspace::WorkspaceError;
@@ -66,6 +66,23 @@ pub struct Head {
     pub blobs: Vec<Digest>,
     /// Its decisions with their texts, which checkpoints do not repeat.
     pub decisions: Vec<Decision>,
+    /// Its epoch; absent in files of earlier releases.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub epoch: Option<Epoch>,
+    /// Its journal, in the file of a whole kernel.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub journal: Option<Journal>,
+}
+
+/// The journal of a kernel: entries, executions and their output.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Journal {
+    /// The format of the pages: only a release with the same reads them.
+    pub format: i64,
+    /// The pages, in order.
+    pub pages: Vec<Digest>,
+    /// Output that the pages name.
+    pub outputs: Vec<Digest>,
 }
 
 /// The first record of a group's file.

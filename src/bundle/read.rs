@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::frame::Opened;
 use super::group::{GroupContents, check_group_head, whole_group};
-use super::{BundleError, GROUP_VERSION, GroupHead, Head, OLDEST, Packed, Record, SIGNATURE_BYTES};
+use super::{BundleError, GROUP_VERSION, GroupHead, Head, Journal, OLDEST, Packed, Record, SIGNATURE_BYTES};
 use crate::core::checkpoint::{CheckpointRequest, Manifest, StateParts};
 use crate::core::error::Error;
 use crate::core::ids::{CheckpointId, Digest, PublicKey, Signature};
@@ -407,6 +407,21 @@ fn check_image(held: &Held<'_>, list: Digest, what: &str) -> Result<(u64, u64), 
     Ok((image.bytes(), image.stored_bytes()))
 }
 
+/// Checks that the file holds a journal, each page once: a repeated one would be read as often as it is named.
+fn check_journal(held: &Held<'_>, journal: &Journal) -> Result<(), BundleError> {
+    if journal.pages.len() > limits::HANDOVER_PAGES {
+        return Err(BundleError::TooLarge { what: "pages of its journal", most: limits::HANDOVER_PAGES as u64 });
+    }
+    let mut distinct = HashSet::new();
+    for page in &journal.pages {
+        held.needs(*page)?;
+        if held.store.size(*page)? > limits::HANDOVER_PAGE_BYTES || !distinct.insert(*page) {
+            return Err(BundleError::Damaged(format!("page {page} of its journal is repeated or too large")));
+        }
+    }
+    journal.outputs.iter().try_for_each(|output| held.needs(*output))
+}
+
 /// Checks that the file holds everything that it references.
 pub(super) fn whole(held: &Held<'_>, head: &Head) -> Result<(Vec<Manifest>, StateParts, u64), BundleError> {
     let store = held.store;
@@ -472,5 +487,8 @@ pub(super) fn whole(held: &Held<'_>, head: &Head) -> Result<(Vec<Manifest>, Stat
         manifests.push(manifest);
     }
     head.blobs.iter().try_for_each(|blob| held.needs(*blob))?;
+    if let Some(journal) = &head.journal {
+        check_journal(held, journal)?;
+    }
     Ok((manifests, begins, bytes))
 }

@@ -113,6 +113,8 @@ impl World {
             checkpoints: vec![packed],
             blobs: vec![blob],
             decisions: Vec::new(),
+            epoch: None,
+            journal: None,
         };
         World { dir, store, head }
     }

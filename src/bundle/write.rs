@@ -99,12 +99,13 @@ impl<'a, W: Write> Writing<'a, W> {
         Ok(writing)
     }
 
-    /// Writes the objects of a kernel's checkpoints, and its blobs.
+    /// Writes the objects of a kernel's checkpoints, its blobs, and its journal.
     pub(super) fn kernel(&mut self, head: &Head) -> Result<(), BundleError> {
         for packed in &head.checkpoints {
             self.checkpoint(packed.manifest)?;
         }
-        head.blobs.iter().try_for_each(|blob| self.object(*blob))
+        let journal = head.journal.iter().flat_map(|journal| journal.pages.iter().chain(&journal.outputs));
+        head.blobs.iter().chain(journal).try_for_each(|object| self.object(*object))
     }
 
     /// Writes the objects of a file tree.

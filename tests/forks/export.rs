@@ -15,13 +15,20 @@ fn names(host: &Host, kernel: &str) -> Vec<String> {
 fn export_import_keeps_checkpoints() {
     for user in users() {
         let (here, there) = (Host::start_as(user), Host::start_as(user));
-        for (engine, set_up, change, view) in [
-            ("kaish", "x=1; mkdir -p d/e; echo one > d/e/f; ln -s d/e/f l", "x=2; echo two > d/e/f", "echo $x; cat l"),
+        for (engine, set_up, change, view, large) in [
+            (
+                "kaish",
+                "x=1; mkdir -p d/e; echo one > d/e/f; ln -s d/e/f l",
+                "x=2; echo two > d/e/f",
+                "echo $x; cat l",
+                "/bin/sh -c 'seq 9000'",
+            ),
             (
                 "python",
                 "import os\nx = 1; os.makedirs('d/e'); open('d/e/f', 'w').write('one\\n'); os.symlink('d/e/f', 'l')",
                 "x = 2; open('d/e/f', 'w').write('two\\n')",
                 "print(x); print(open('l').read(), end='')",
+                "print('large ' * 9000)",
             ),
         ] {
             let file = here.path("home").join(format!("{engine}.ryokan"));
@@ -30,6 +37,7 @@ fn export_import_keeps_checkpoints() {
             here.ok(&["exec", engine, set_up]);
             here.ok(&["checkpoint", engine, "-m", "one", "--description", "first"]);
             here.ok(&["exec", engine, change]);
+            let output = here.ok(&["exec", engine, large]);
             here.ok(&["export", engine, file]);
             let refused = here.cli(&["export", engine, file]);
             assert_eq!(refused.status.code(), Some(2), "{user:?}: it is there already: {refused:?}");
@@ -41,6 +49,11 @@ fn export_import_keeps_checkpoints() {
             there.ok(&["import", brought]);
             assert_eq!(there.ok(&["exec", engine, view]), "2\ntwo\n", "{user:?}");
             assert_eq!(names(&there, engine), ["export", "one"], "{user:?}");
+            // With the journal, and with output that is an object of its own; the next execution follows.
+            let past = there.ok(&["journal", engine]);
+            assert!(past.contains(&set_up[..9]) && past.contains("imported"), "{user:?}: {past}");
+            assert_eq!(there.ok(&["exec", engine, "--attach", "3"]), output, "{user:?}");
+            assert_eq!(there.ok(&["exec", engine, "--attach", "4"]), "2\ntwo\n", "{user:?}");
             let reported = show(&there, engine);
             assert_eq!(reported["limits"]["memory_bytes"], 300 << 20, "{user:?}: {reported}");
             assert_eq!(reported["origin"]["kind"], "restored", "{user:?}: {reported}");
@@ -65,6 +78,8 @@ fn export_import_keeps_checkpoints() {
             importing.stdin.take().unwrap().write_all(&piped.stdout).unwrap();
             assert!(importing.wait().unwrap().success(), "{user:?}");
             assert_eq!(names(&there, "piped"), ["one"], "{user:?}");
+            let past = there.ok(&["journal", "piped"]);
+            assert!(!past.contains(&set_up[..9]), "{user:?}: named checkpoints show no more: {past}");
             assert_eq!(there.ok(&["exec", "piped", view]), "1\none\n", "{user:?}");
             there.ok(&["rm", "piped", "--yes"]);
         }

@@ -206,6 +206,8 @@ fn repeated_pages_are_refused() {
         checkpoints: Vec::new(),
         blobs: Vec::new(),
         decisions: Vec::new(),
+        epoch: None,
+        journal: None,
     };
     let page = Digest::from_bytes(page);
     let said = |history: Vec<Digest>| {

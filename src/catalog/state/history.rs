@@ -116,6 +116,9 @@ const TABLES: &[(&str, &[&str], &str)] = &[
     ("compacted", &["sequence", "checkpoint"], "sequence, checkpoint"),
 ];
 
+/// The first tables, which are the journal: they reference no checkpoint.
+const JOURNAL: usize = 3;
+
 /// Columns of a table, at most.
 const MOST_COLUMNS: usize = 24;
 
@@ -163,7 +166,15 @@ impl StateHandle {
     /// # Errors
     /// Database errors.
     pub fn history_page(&self, at: Position) -> Pending<Option<(Vec<u8>, Position)>> {
-        self.read(move |db| export(db, at))
+        self.read(move |db| export(db, at, TABLES.len()))
+    }
+
+    /// As [`Self::history_page`], of the journal alone: entries, executions, results.
+    ///
+    /// # Errors
+    /// Database errors.
+    pub fn journal_page(&self, at: Position) -> Pending<Option<(Vec<u8>, Position)>> {
+        self.read(move |db| export(db, at, JOURNAL))
     }
 
     /// Imports a page into the database of a kernel that has no row yet.
@@ -171,7 +182,15 @@ impl StateHandle {
     /// # Errors
     /// `Refused` if the page is malformed, `Sqlite` if a value violates its table.
     pub fn import_history(&self, page: Vec<u8>) -> Pending<()> {
-        self.write("state.history.import", move |db| import(db, &page))
+        self.write("state.history.import", move |db| import(db, &page, TABLES.len()))
+    }
+
+    /// As [`Self::import_history`], of the journal alone.
+    ///
+    /// # Errors
+    /// As [`Self::import_history`].
+    pub fn import_journal(&self, page: Vec<u8>) -> Pending<()> {
+        self.write("state.history.import", move |db| import(db, &page, JOURNAL))
     }
 
     /// Ends an import.
@@ -270,8 +289,9 @@ fn malformed(why: impl std::fmt::Display) -> CatalogError {
     CatalogError::Refused(Box::new(Error::corrupt(format!("the history of a moved kernel: {why}"))))
 }
 
-fn export(db: &Db, mut at: Position) -> Result<Option<(Vec<u8>, Position)>> {
-    while let Some((table, columns, order)) = TABLES.get(at.table) {
+/// The page at a position of the first `tables`.
+fn export(db: &Db, mut at: Position, tables: usize) -> Result<Option<(Vec<u8>, Position)>> {
+    while let Some((table, columns, order)) = TABLES[..tables].get(at.table) {
         let sql = format!("SELECT {} FROM {table} ORDER BY {order} LIMIT ? OFFSET ?", columns.join(", "));
         let (rows, is_last) = db.sql("export history", |c| {
             let mut statement = c.prepare_cached(&sql)?;
@@ -307,9 +327,10 @@ fn export(db: &Db, mut at: Position) -> Result<Option<(Vec<u8>, Position)>> {
     Ok(None)
 }
 
-fn import(db: &Db, page: &[u8]) -> Result<()> {
+/// Imports a page of one of the first `tables`.
+fn import(db: &Db, page: &[u8], tables: usize) -> Result<()> {
     let page: Page = serde_json::from_slice(page).map_err(malformed)?;
-    let (table, columns, key) = TABLES.get(page.table).ok_or_else(|| malformed("a table"))?;
+    let (table, columns, key) = TABLES[..tables].get(page.table).ok_or_else(|| malformed("a table"))?;
     let keys = key.split(", ").filter_map(|name| columns.iter().position(|column| *column == name));
     let keys: Vec<usize> = keys.collect();
     let places = vec!["?"; columns.len()].join(", ");
@@ -344,7 +365,7 @@ mod tests {
 
     fn pages(db: &Db) -> Vec<Vec<u8>> {
         let (mut at, mut pages) = (Position::default(), Vec::new());
-        while let Some((page, next)) = export(db, at).expect("exported") {
+        while let Some((page, next)) = export(db, at, TABLES.len()).expect("exported") {
             pages.push(page);
             at = next;
         }
@@ -416,12 +437,33 @@ mod tests {
         from.sql("fill", |c| c.execute_batch(fill)).expect("filled");
         let sent = pages(&from);
         assert!(sent.len() >= 7, "{}", sent.len());
-        sent.iter().for_each(|page| import(&to, page).expect("imported"));
+        sent.iter().for_each(|page| import(&to, page, TABLES.len()).expect("imported"));
         assert_eq!(pages(&to), sent);
         let key: Option<String> =
             to.sql("read", |c| c.query_row("SELECT key FROM executions", [], |row| row.get(0))).expect("one");
         assert_eq!(key, None);
         to.check_rows().expect("chained again");
+    }
+
+    #[test]
+    fn journal_pages_have_no_other_table() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (from, to) = (database(folder.path(), "from"), database(folder.path(), "to"));
+        let fill = "
+            INSERT INTO journal (sequence, at_ms, kind, actor, exec, text) VALUES (1, 1, 1, 'me', 1, 'x');
+            INSERT INTO executions (id, journal, started_at_ms, status) VALUES (1, 1, 5, 0);
+            INSERT INTO results (exec, stdout) VALUES (1, x'61');
+            INSERT INTO agent (one, name) VALUES (1, 'a');";
+        from.sql("fill", |c| c.execute_batch(fill)).expect("filled");
+        let (mut at, mut journal) = (Position::default(), Vec::new());
+        while let Some((page, next)) = export(&from, at, JOURNAL).expect("exported") {
+            journal.push(page);
+            at = next;
+        }
+        assert_eq!(journal, pages(&from)[..3]);
+        journal.iter().for_each(|page| import(&to, page, JOURNAL).expect("imported"));
+        assert_eq!(pages(&to), journal);
+        assert!(import(&to, &pages(&from)[3], JOURNAL).is_err(), "the agent is no part of the journal");
     }
 
     #[test]
@@ -443,13 +485,13 @@ mod tests {
             r#"{"table":0,"rows":[[9223372036854775807,1,3,"a",null,"x",null,null]]}"#,
             r#"{"table":10,"rows":[[1,null]]}"#,
         ] {
-            assert!(import(&db, page.as_bytes()).is_err(), "{page}");
+            assert!(import(&db, page.as_bytes(), TABLES.len()).is_err(), "{page}");
         }
         assert_eq!(pages(&db), Vec::<Vec<u8>>::new());
         // Nothing enters the journal before its newest entry.
         let entry = |sequence: u64| format!(r#"{{"table":0,"rows":[[{sequence},1,3,"a",null,"x",null,null]]}}"#);
-        import(&db, entry(7).as_bytes()).expect("the first");
-        assert!(import(&db, entry(5).as_bytes()).is_err());
+        import(&db, entry(7).as_bytes(), TABLES.len()).expect("the first");
+        assert!(import(&db, entry(5).as_bytes(), TABLES.len()).is_err());
     }
 
     /// A small page could otherwise use far more memory than its bytes.

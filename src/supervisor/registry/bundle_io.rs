@@ -27,6 +27,7 @@ use crate::supervisor::kernel::Kernel;
 use crate::supervisor::kernel::command::Actor;
 use crate::supervisor::registry::Supervisor;
 use crate::supervisor::registry::create_from::{CreationRecord, KernelSource};
+use crate::supervisor::registry::journal_io;
 use crate::supervisor::registry::supervisor::ReservedName;
 
 /// A bundle in progress: its pieces, then its digest.
@@ -58,7 +59,12 @@ pub async fn export(
             .hint("name those that are wanted with --checkpoint"));
     }
     let key = host.signing_key().await?;
-    let head = head(host, kernel, newest, &chosen).await?;
+    // Nothing names the pages of the journal but the file.
+    let pages = host.store.run(|store| Ok(store.guard())).await?;
+    let mut head = head(host, kernel, newest, &chosen).await?;
+    if references.is_empty() {
+        head.journal = Some(journal_io::export(host, kernel).await?);
+    }
     let outcome = format!("{} checkpoints, newest {}", chosen.len(), newest.id);
     let version = Some(kernel.view().version);
     host.audit(actor, "kernel.export", kernel, (version, version), outcome).await;
@@ -66,7 +72,7 @@ pub async fn export(
     let write = move |store: &Store, outlet: Outlet| {
         bundle::write(store, &head, |digest| key.sign(Subject::Export, digest), outlet)
     };
-    Ok(stream(host, place, write, (source, held)))
+    Ok(stream(host, place, write, (source, held, pages)))
 }
 
 /// The head of a kernel with these checkpoints, in which it begins at one of them.
@@ -81,6 +87,8 @@ pub(crate) async fn head(host: &Host, kernel: &Kernel, begin: &Checkpoint, chose
         begin: begin.id,
         blobs: kernel.records.blobs_granted_until(begin.at_ms).await?,
         decisions: kernel.records.all_decisions().await?,
+        epoch: Some(kernel.epoch),
+        journal: None,
         checkpoints: chosen.iter().map(packed).collect(),
     })
 }
@@ -457,7 +465,7 @@ pub(crate) async fn make(
         mark: format!("imported {} of host {}", head.name, head.host),
         action: "kernel.import",
         outcome,
-        detail: serde_json::json!({ "imported": head.kernel, "name": head.name, "host": head.host, "file": digest, "signer": signer }),
+        detail: serde_json::json!({ "imported": head.kernel, "name": head.name, "host": head.host, "file": digest, "signer": signer, "epoch": head.epoch }),
     };
     let seed = KernelSource {
         manifest,
@@ -473,7 +481,8 @@ pub(crate) async fn make(
         made: Default::default(),
     };
     let checkpoints = head.checkpoints.into_iter().zip(manifests).collect();
-    let kernel = supervisor.create_imported((id, reserved), &seed, checkpoints, words, actor).await?;
+    let past = (checkpoints, head.journal);
+    let kernel = supervisor.create_imported((id, reserved), &seed, past, words, actor).await?;
     Ok(Imported { kernel, granted, withheld })
 }
 

@@ -11,8 +11,9 @@ use std::cell::RefCell;
 use std::path::Path;
 use std::rc::Rc;
 
+use super::journal_io;
 use super::supervisor::ReservedName;
-use crate::bundle::Packed;
+use crate::bundle::{Journal, Packed};
 use crate::catalog::state::{Beginning, EntryKind, FirstCheckpoint, NewCheckpoint, NewEntry};
 use crate::catalog::{Created, IdempotencyKey, KernelRow, NewAudit, Notes};
 use crate::core::checkpoint::{CheckpointType, MachinePart, Manifest, StateParts};
@@ -176,7 +177,8 @@ impl Supervisor {
         KernelId::from_bytes(self.host().random())
     }
 
-    /// Creates a kernel with the checkpoints of a file, each with a manifest that names the new kernel.
+    /// Creates a kernel with the checkpoints of a file, each with a manifest that names the new kernel, and with its
+    /// journal, if the file has one.
     ///
     /// # Errors
     /// As [`Self::create_from`].
@@ -184,7 +186,7 @@ impl Supervisor {
         &self,
         (id, reserved): (KernelId, &ReservedName),
         seed: &KernelSource,
-        checkpoints: Vec<(Packed, Manifest)>,
+        (checkpoints, journal): (Vec<(Packed, Manifest)>, Option<Journal>),
         words: CreationRecord<'_>,
         actor: &Actor,
     ) -> Result<Rc<Kernel>> {
@@ -194,6 +196,11 @@ impl Supervisor {
             checkpoint::fill(host, id, seed.manifest.workspace.tree, None, None).await?;
             checkpoint::load_engine(host, id, seed.manifest.spec.isolation, seed.manifest.engine, seed.parts.clone())
                 .await?;
+            if let Some(journal) = &journal
+                && !journal_io::import(host, id, journal).await?
+            {
+                words.mark.push_str(", without its journal, which another release wrote");
+            }
             let mut own = InitialState { entry: Some(mark(host, actor, words)), ..InitialState::of(seed) };
             // The current checkpoint comes last.
             let (at, others): (Vec<_>, Vec<_>) =

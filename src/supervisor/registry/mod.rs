@@ -6,6 +6,7 @@ pub mod fork;
 pub(crate) mod idempotency;
 mod idle;
 mod images;
+mod journal_io;
 mod kernels;
 pub mod recovery;
 mod removal;

@@ -7,6 +7,7 @@ use crate::catalog::state::{Root, RootKind};
 use crate::core::error::{Error, Result};
 use crate::core::ids::{CheckpointId, Digest};
 use crate::core::limits;
+use crate::supervisor::registry::journal_io;
 use crate::teleport::Received;
 
 /// Checks that the imported rows reference only what was received, and read back as records.
@@ -32,15 +33,7 @@ pub(super) async fn check_history(
     if state.roots().await?.iter().any(|root| !is_left(root) && !received.held.contains(&root.digest)) {
         return Err(wrong("it references what was not sent"));
     }
-    let mut after = 0;
-    loop {
-        let page = state.journal(crate::catalog::state::Direction::After(after), limits::PAGE_ROWS).await?;
-        match page.last() {
-            Some(last) if last.sequence > after => after = last.sequence,
-            Some(_) => return Err(wrong("its numbers do not grow")),
-            None => break,
-        }
-    }
+    journal_io::is_readable(state).await?;
     state.checkpoints(u64::MAX, limits::PAGE_ROWS).await?;
     Ok(())
 }

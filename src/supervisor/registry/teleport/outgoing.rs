@@ -524,6 +524,9 @@ impl Move {
             begin: last.id,
             blobs: kernel.records.blobs_granted_until(i64::MAX).await?,
             decisions: Vec::new(),
+            // The offer and the history have both.
+            epoch: None,
+            journal: None,
             checkpoints: checkpoints.iter().map(packed).collect::<Vec<Packed>>(),
         };
         let spec = self.options.spec_there(kernel.spec_now());
