@@ -77,7 +77,11 @@ impl Session {
         limit_rate: u64,
         progress: &dyn Fn(Sent),
     ) -> Result<()> {
-        transfer::send(self.connection.wire(), store, digests, &mut self.sent, limit_rate, progress).await
+        let wire = self.connection.wire();
+        match transfer::send(wire, store, digests, &mut self.sent, limit_rate, progress).await {
+            Err(error) if error.reason == "connection" => Err(wire.refusal().await.unwrap_or(error)),
+            sent => sent,
+        }
     }
 
     /// Has the target write the files of a tree that was sent; returns when it has, or does so later.

@@ -270,6 +270,20 @@ impl Wire {
         }
     }
 
+    /// Why the other end has ended the connection, if it said so before: a write fails before that is read.
+    pub(super) async fn refusal(&mut self) -> Option<Error> {
+        let reading = async {
+            loop {
+                match self.frame(limits::HANDOVER_REFUSAL).await {
+                    Ok(Some(Frame::Message(Message::Refused { error }))) => return Some(bounded(error)),
+                    Ok(Some(_)) => {}
+                    Ok(None) | Err(_) => return None,
+                }
+            }
+        };
+        tokio::time::timeout(limits::HANDOVER_REFUSAL, reading).await.ok().flatten()
+    }
+
     pub(super) async fn flush(&mut self) -> Result<()> {
         let most = self.most(limits::HANDOVER_FRAME);
         match tokio::time::timeout(most, self.write.flush()).await {

@@ -62,6 +62,8 @@ pub const HANDOVER_ROUND_SHORT: Duration = Duration::from_secs(1);
 pub const HANDOVER_ROOM_STEP: u64 = 64 << 20;
 /// Failed arrivals whose leftovers are counted apart; older ones are counted together.
 pub const HANDOVERS_FAILED: usize = 64;
+/// Time for the reason of a connection that the other host has ended.
+pub const HANDOVER_REFUSAL: Duration = Duration::from_secs(2);
 /// Deadline for the first answer of the other host.
 pub const HANDOVER_HELLO: Duration = Duration::from_secs(30);
 /// Deadline for a decision and its acknowledgement; it is repeated after that.
