@@ -8,7 +8,6 @@ use std::os::fd::AsRawFd;
 
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
-use nix::sched::{CloneFlags, clone};
 use nix::sys::signal::{SigSet, SigmaskHow, pthread_sigmask};
 use nix::sys::wait::waitpid;
 use nix::unistd::{Pid, pipe2};
@@ -73,6 +72,20 @@ pub fn fork_sibling() -> io::Result<Forked> {
     Ok(if pid == 0 { Forked::Child } else { Forked::Parent(Pid::from_raw(pid as i32)) })
 }
 
+/// Waits until the second of two descriptors is closed in the process that started this one.
+extern "C" fn idle(descriptors: *mut libc::c_void) -> libc::c_int {
+    let mut byte = 0_u8;
+    // SAFETY: the starting process keeps the two numbers until this one has ended. The descriptors are this process's own
+    // copies, and one byte of its own stack is written. Neither call fails, so neither touches memory shared with the other
+    // process: no signal arrives and the descriptors are open.
+    unsafe {
+        let [waits_for, not_its] = *descriptors.cast::<[libc::c_int; 2]>();
+        libc::close(not_its);
+        libc::read(waits_for, (&raw mut byte).cast(), 1);
+    }
+    0
+}
+
 /// Calls `look` with a process in a new user namespace without maps. The process does nothing and
 /// is gone afterwards. It shares this process's memory, so creating it costs a large process no
 /// more than a small one.
@@ -82,34 +95,30 @@ pub fn fork_sibling() -> io::Result<Forked> {
 pub fn in_new_user_namespace<T>(look: impl FnOnce(Pid) -> io::Result<T>) -> io::Result<T> {
     const STACK_BYTES: usize = 64 << 10;
     let (until, end) = pipe2(OFlag::O_CLOEXEC)?;
-    let (waits_for, not_its) = (until.as_raw_fd(), end.as_raw_fd());
-    let mut stack = vec![0; STACK_BYTES];
-    let idle = Box::new(move || {
-        let mut byte = 0_u8;
-        // SAFETY: the descriptors are this process's own copies, and one byte of its own stack is
-        // written. Neither call fails, so neither touches memory shared with the other process: no
-        // signal arrives and the descriptors are open.
-        unsafe {
-            libc::close(not_its);
-            libc::read(waits_for, (&raw mut byte).cast(), 1);
-        }
-        0
-    });
+    // The other process may begin after this one has gone on: what it reads lives until it has ended.
+    let (mut stack, mut descriptors) = (vec![0_u8; STACK_BYTES], [until.as_raw_fd(), end.as_raw_fd()]);
     let mut before = SigSet::empty();
     // The other process inherits blocked signals: no handler of this process runs there.
     pthread_sigmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::all()), Some(&mut before))?;
-    // SAFETY: the process runs on its own stack, which outlives it (it is awaited below), calls
-    // nothing that allocates or locks, and ends.
-    let made =
-        unsafe { clone(idle, &mut stack, CloneFlags::CLONE_VM | CloneFlags::CLONE_NEWUSER, Some(libc::SIGCHLD)) };
+    let flags = libc::CLONE_VM | libc::CLONE_NEWUSER | libc::SIGCHLD;
+    let end_of_stack = stack.as_mut_ptr_range().end;
+    // SAFETY: the process runs on its own stack, whose end is aligned here, calls nothing that allocates or locks, and ends.
+    // Stack and descriptors outlive it: it is awaited below.
+    let made = unsafe {
+        let top = end_of_stack.sub(end_of_stack as usize % 16);
+        libc::clone(idle, top.cast(), flags, (&raw mut descriptors).cast())
+    };
+    let made = checked(made.into());
     pthread_sigmask(SigmaskHow::SIG_SETMASK, Some(&before), None)?;
-    let process = made?;
+    let process = Pid::from_raw(made? as i32);
     let looked = look(process);
     drop(end);
-    while let Err(error) = waitpid(process, None) {
-        if error != Errno::EINTR {
-            return Err(error.into());
+    loop {
+        match waitpid(process, None) {
+            // The first process of a virtual machine reaps every child on another thread: this one has ended, too.
+            Ok(_) | Err(Errno::ECHILD) => return looked,
+            Err(Errno::EINTR) => {}
+            Err(error) => return Err(error.into()),
         }
     }
-    looked
 }
