@@ -39,6 +39,11 @@ impl EngineName {
         }
     }
 
+    /// Whether an engine whose memory was copied seeds its random generators anew.
+    pub const fn seeds_anew(self) -> bool {
+        matches!(self, EngineName::Python)
+    }
+
     /// The oldest supported interpreter, major and minor; `None` for a built-in engine.
     const fn oldest(self) -> Option<(u32, u32)> {
         match self {

@@ -42,10 +42,8 @@ impl Continuing {
         match (self.isolation, self.engine) {
             (Isolation::Process, _) => Err(KindError::MemoryStays(self.isolation)),
             (Isolation::Microvm, _) if self.ephemeral => Err(KindError::Ephemeral),
-            (Isolation::Microvm, EngineName::Python) => Ok(()),
-            (Isolation::Microvm, EngineName::Kaish | EngineName::Bash | EngineName::Node) => {
-                Err(KindError::NotReseeded(self.engine))
-            }
+            (Isolation::Microvm, engine) if engine.seeds_anew() => Ok(()),
+            (Isolation::Microvm, engine) => Err(KindError::NotReseeded(engine)),
         }
     }
 }
