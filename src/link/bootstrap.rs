@@ -94,6 +94,72 @@ pub struct LaunchDocument<P> {
     /// Origin and generation of the loaded state, for the code inside.
     #[serde(default)]
     pub origin: (OriginKind, u32),
+    /// Whether the worker waits with its started engine for an [`Assignment`]. Until then it has no identity, no secret and
+    /// no kernel's folder: a machine's template may hold it.
+    #[serde(default)]
+    pub is_prepared: bool,
+}
+
+/// What a prepared worker gets later: its identity, and what depends on its kernel. A descriptor of the kernel's folder
+/// precedes it, the secret follows.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Assignment {
+    /// The worker.
+    pub worker: WorkerId,
+    /// The kernel that it executes.
+    pub kernel: KernelId,
+    /// The kernel's name, for the code inside.
+    pub name: KernelName,
+    /// The ownership epoch at the start.
+    pub epoch: Epoch,
+    /// The host name inside.
+    pub hostname: String,
+    /// Where the kernel's folder is.
+    pub kernel_dir: PathBuf,
+    /// Whether it becomes a warm worker, without a kernel.
+    pub unbound: bool,
+    /// How long the worker survives without a daemon, milliseconds.
+    pub orphan_grace_ms: u64,
+    /// Origin and generation of the loaded state, for the code inside.
+    pub origin: (OriginKind, u32),
+}
+
+impl Assignment {
+    /// Encodes it for [`Self::read`].
+    ///
+    /// # Errors
+    /// If it is too large.
+    pub fn to_bytes(&self) -> Result<Vec<u8>> {
+        encode(self)
+    }
+
+    /// Reads one and nothing beyond it.
+    ///
+    /// # Errors
+    /// For an invalid one, and the stream's errors.
+    pub fn read(from: &mut impl Read) -> io::Result<Assignment> {
+        decode(from)
+    }
+}
+
+fn encode(document: &impl Serialize) -> Result<Vec<u8>> {
+    let json = serde_json::to_vec(document).map_err(|e| Error::internal(format!("encode the launch document: {e}")))?;
+    let length = u32::try_from(json.len()).ok().filter(|length| *length as usize <= DOCUMENT_BYTES);
+    let length = length.ok_or_else(|| Error::invalid("the launch document is too large"))?;
+    Ok([&length.to_le_bytes()[..], &json].concat())
+}
+
+fn decode<T: DeserializeOwned>(from: &mut impl Read) -> io::Result<T> {
+    let wrong = |why: String| io::Error::new(io::ErrorKind::InvalidData, why);
+    let mut length = [0; 4];
+    from.read_exact(&mut length)?;
+    let length = u32::from_le_bytes(length) as usize;
+    if length > DOCUMENT_BYTES {
+        return Err(wrong(format!("a launch document of {length} bytes")));
+    }
+    let mut json = vec![0; length];
+    from.read_exact(&mut json)?;
+    serde_json::from_slice(&json).map_err(|e| wrong(e.to_string()))
 }
 
 impl<P> LaunchDocument<P> {
@@ -115,6 +181,7 @@ impl<P> LaunchDocument<P> {
             sync_files: false,
             rollback_bytes: 0,
             origin: (OriginKind::Original, 0),
+            is_prepared: false,
         }
     }
 
@@ -137,15 +204,7 @@ impl<P: Serialize + DeserializeOwned> LaunchDocument<P> {
     /// For a document of another build or an invalid one, and the stream's errors.
     pub fn read(from: &mut impl Read) -> io::Result<Self> {
         let wrong = |why: String| io::Error::new(io::ErrorKind::InvalidData, why);
-        let mut length = [0; 4];
-        from.read_exact(&mut length)?;
-        let length = u32::from_le_bytes(length) as usize;
-        if length > DOCUMENT_BYTES {
-            return Err(wrong(format!("a launch document of {length} bytes")));
-        }
-        let mut json = vec![0; length];
-        from.read_exact(&mut json)?;
-        let document: Self = serde_json::from_slice(&json).map_err(|e| wrong(e.to_string()))?;
+        let document: Self = decode(from)?;
         if document.build != BUILD {
             return Err(wrong(format!("the daemon is of build {}, this worker of {BUILD}", document.build)));
         }
@@ -157,10 +216,7 @@ impl<P: Serialize + DeserializeOwned> LaunchDocument<P> {
     /// # Errors
     /// `invalidArgument` if the document exceeds the size limit.
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
-        let json = serde_json::to_vec(self).map_err(|e| Error::internal(format!("encode the launch document: {e}")))?;
-        let length = u32::try_from(json.len()).ok().filter(|length| *length as usize <= DOCUMENT_BYTES);
-        let length = length.ok_or_else(|| Error::invalid("the launch document is too large"))?;
-        Ok([&length.to_le_bytes()[..], &json].concat())
+        encode(self)
     }
 }
 
@@ -212,6 +268,26 @@ mod tests {
         let mut rest = &bytes[..];
         assert_eq!(LaunchDocument::<String>::read(&mut rest).expect("reads"), document());
         assert_eq!(rest, [0xa5; 32]);
+    }
+
+    #[test]
+    fn assignment_is_read_exactly() {
+        let assignment = Assignment {
+            worker: WorkerId::from_bytes([1; 16]),
+            kernel: KernelId::from_bytes([2; 16]),
+            name: "demo".parse().expect("a name"),
+            epoch: Epoch(3),
+            hostname: "demo".into(),
+            kernel_dir: "/k".into(),
+            unbound: false,
+            orphan_grace_ms: 4,
+            origin: (OriginKind::Forked, 5),
+        };
+        let bytes = [assignment.to_bytes().expect("encodes"), vec![0xa5; 32]].concat();
+        let mut rest = &bytes[..];
+        assert_eq!(Assignment::read(&mut rest).expect("reads"), assignment);
+        assert_eq!(rest, [0xa5; 32]);
+        assert!(Assignment::read(&mut &bytes[..bytes.len() - 40]).is_err(), "it is cut off");
     }
 
     #[test]

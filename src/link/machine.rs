@@ -41,6 +41,8 @@ pub const EVENT_RUNS: u8 = b'R';
 /// The worker has ended.
 pub const EVENT_ENDED: u8 = b'E';
 
+/// The folder of a prepared worker in a guest, before it has a kernel's.
+pub const PREPARED: &str = "/run/prepared";
 /// The folder in a guest with the files of its identity, which code inside sees in place of the host kernel's.
 pub const IDENTITY_FOLDER: &str = "/run/identity";
 /// The files in that folder, and where code inside sees them.
@@ -114,7 +116,11 @@ pub enum Request {
     },
     /// Mounts the machine's disk, once.
     Mount,
-    /// Starts the worker; the body is its launch document with the secret. Answered when it serves or failed.
+    /// Starts a worker without identity and folder, for a template; the body is its launch document. Answered when its
+    /// engine waits.
+    Prepare,
+    /// Starts the worker; the body is its launch document, or the prepared worker's assignment, with the secret. Answered
+    /// when it serves or failed.
     Start,
     /// A page of the workspace's entries; 0 lists anew.
     List {

@@ -48,6 +48,11 @@ pub struct RunAs {
     pub map_root: bool,
 }
 
+impl RunAs {
+    /// The user that runs a kernel in a virtual machine.
+    pub const GUEST: RunAs = RunAs { uid: 1000, gid: 1000, map_root: true };
+}
+
 /// The sandbox of one kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SandboxPlan {

@@ -101,6 +101,11 @@ impl Init {
         self.write_host_name(files, length_before)
     }
 
+    /// Lets the sandbox be entered once more: it has its folder, and no kernel.
+    pub fn leave_unbound(&mut self) {
+        self.plan.unbound = true;
+    }
+
     /// Gives the kernel's sandbox another host name: its machine became another kernel's.
     ///
     /// # Errors

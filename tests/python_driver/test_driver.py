@@ -62,6 +62,17 @@ class Start(Own):
             self.engine.ready, {"ev": "ready", "engine": "python", "version": version, "interrupt": "signal"}
         )
 
+    def test_prepared_engine_enters_with_new_numbers(self):
+        with Engine() as engine:
+            self.assertEqual(engine.ask("preload", modules=[])["missed"], [])
+            engine.run("import os, random; random.seed(1)")
+            self.assertTrue(engine.ask("enter", env=[["RYOKAN_KERNEL", "lab"]])["ok"])
+            code = "[os.environ['RYOKAN_KERNEL'], random.random() == random.Random(1).random()]"
+            self.assertEqual(engine.run(code).value, ["lab", False])
+            self.assertNotIn("env/RYOKAN_KERNEL", engine.saved)
+            os.rmdir(engine.cwd)
+            self.assertFalse(engine.ask("enter", env=[])["ok"])
+
     def test_namespace_is_main_module(self):
         self.assertEqual(self.engine.ask("vars")["vars"], [])
         self.assertIs(self.value_of("import sys; __name__ == '__main__' and sys.modules['__main__'].__dict__ is globals()"), True)

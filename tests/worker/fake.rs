@@ -211,6 +211,7 @@ impl Fake {
                 stored_bytes: plan.stored_bytes,
                 durability: Durability::Process,
                 unbound: false,
+                prepared: None,
                 preload: Vec::new(),
                 venv: None,
             },

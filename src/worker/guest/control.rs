@@ -10,6 +10,7 @@ use nix::time::{ClockId, clock_gettime, clock_settime};
 
 use super::files::Files;
 use super::port::{Port, Tail};
+use super::start::Starting;
 use super::watches::Watches;
 use super::{DATA, KERNEL, Machine, identity, mount_disk, start};
 use crate::catalog::{Durability, EngineDb, EngineInfo, Entry as StateEntry};
@@ -33,6 +34,8 @@ pub(super) struct Control {
     /// The same for changes of clients.
     files: Option<Files>,
     watches: Option<Watches>,
+    /// The worker that waits for its kernel's folder.
+    prepared: Option<Starting>,
     listed: Vec<Entry>,
     heads: Vec<Head>,
     put: Vec<StateEntry>,
@@ -42,7 +45,7 @@ pub(super) struct Control {
 impl Control {
     pub(super) fn new(machine: Arc<Machine>) -> Control {
         let (listed, heads, put) = (Vec::new(), Vec::new(), Vec::new());
-        Control { machine, tree: None, files: None, watches: None, listed, heads, put, put_bytes: 0 }
+        Control { machine, tree: None, files: None, watches: None, prepared: None, listed, heads, put, put_bytes: 0 }
     }
 
     fn tree(&mut self) -> Result<&mut Tree> {
@@ -98,9 +101,17 @@ impl Control {
             }
             Request::WarmUp { program, arguments } => done(warm_up(&program, &arguments)),
             Request::Mount => done(self.mount()),
-            Request::Start => match self.machine.init.load(Ordering::Acquire) {
-                0 => Ok((Reply::Started(start::start(&self.machine, &body)?), Vec::new())),
-                _ => Err(Error::refused("the machine has a worker already")),
+            Request::Prepare => {
+                self.check_no_worker()?;
+                self.prepared = Some(start::prepare(&body)?);
+                Ok((Reply::Done, Vec::new()))
+            }
+            Request::Start => match self.prepared.take() {
+                Some(prepared) => Ok((Reply::Started(prepared.assign(&self.machine, &body)?), Vec::new())),
+                None => {
+                    self.check_no_worker()?;
+                    Ok((Reply::Started(start::start(&self.machine, &body)?), Vec::new()))
+                }
             },
             Request::List { from } => {
                 if from == 0 {
@@ -145,6 +156,13 @@ impl Control {
             }
             Request::Watch(request) => self.watches.as_mut().ok_or_else(not_mounted)?.answer(request),
             Request::Sync => done(std::fs::File::open(DATA).and_then(|disk| Ok(nix::unistd::syncfs(disk)?))),
+        }
+    }
+
+    fn check_no_worker(&self) -> Result<()> {
+        match (self.machine.init.load(Ordering::Acquire), &self.prepared) {
+            (0, None) => Ok(()),
+            _ => Err(Error::refused("the machine has a worker already")),
         }
     }
 

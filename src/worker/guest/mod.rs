@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
 use nix::sys::reboot::{RebootMode, reboot};
-use nix::sys::wait::{WaitStatus, waitpid};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 
 use self::port::Channel;
 use crate::link::machine;
@@ -44,11 +44,13 @@ const SOCKET: &str = "/run/ryokan/worker.sock";
 const LINGER: Duration = Duration::from_secs(60);
 /// How long it waits for its first worker.
 const FIRST_START: Duration = Duration::from_secs(300);
+/// Time between two looks for ended processes while there is no worker.
+const PAUSE: Duration = Duration::from_millis(50);
 
 /// State of the machine, shared by its threads.
 #[derive(Default)]
 struct Machine {
-    /// Init's process id; 0: not started.
+    /// Init's process id; 0: not started, or prepared only.
     init: AtomicI32,
     has_ended: AtomicBool,
     /// Whether the daemon is using the control port.
@@ -92,7 +94,10 @@ fn reap(machine: &Machine) {
     let mut idle_since = Instant::now();
     loop {
         let init = machine.init.load(Ordering::Acquire);
-        match waitpid(None, None) {
+        // A prepared worker never ends by itself, and nothing may come for it.
+        let flags = (init == 0).then_some(WaitPidFlag::WNOHANG);
+        match waitpid(None, flags) {
+            Ok(WaitStatus::StillAlive) => std::thread::sleep(PAUSE),
             Ok(WaitStatus::Exited(pid, _) | WaitStatus::Signaled(pid, ..)) => {
                 // The worker's outer process ends by itself; init's end is the worker's.
                 let init = machine.init.load(Ordering::Acquire);
@@ -105,7 +110,7 @@ fn reap(machine: &Machine) {
                 if init != 0 {
                     machine.has_ended.store(true, Ordering::Release);
                 }
-                std::thread::sleep(Duration::from_millis(50));
+                std::thread::sleep(PAUSE);
             }
             Ok(_) | Err(_) => {}
         }

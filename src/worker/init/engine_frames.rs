@@ -61,6 +61,23 @@ pub enum EngineEvent {
     },
 }
 
+impl EngineEvent {
+    /// Its name in the contract.
+    pub fn name(&self) -> &'static str {
+        match self {
+            EngineEvent::Ready(_) => "ready",
+            EngineEvent::Shown { .. } => "display",
+            EngineEvent::ToolCall { .. } => "tool_call",
+            EngineEvent::Jobs(_) => "jobs",
+            EngineEvent::Put { .. } => "put",
+            EngineEvent::Del { .. } => "del",
+            EngineEvent::Missed(_) => "missed",
+            EngineEvent::End(_) => "end",
+            EngineEvent::Reply { .. } => "reply",
+        }
+    }
+}
+
 /// The engine's introduction.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct EngineReady {

@@ -21,13 +21,14 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
 use super::listener::{self, Descriptors, Door, Sockets};
+use super::prepared::{self, Assigned};
 use super::sandboxed::Sandboxed;
-use super::{Parts, Settings, run};
+use super::{Parts, PreparedEngine, Settings, run};
 
 use crate::catalog::{Durability, EngineDb};
 use crate::core::error::{Error, Result};
 use crate::core::limits;
-use crate::link::bootstrap::{LaunchDocument, ReportLine};
+use crate::link::bootstrap::{Assignment, LaunchDocument, ReportLine};
 use crate::link::handshake::{PROOF_BYTES, SharedIdentity};
 use crate::sandbox::SandboxPlan;
 use crate::sandbox::{Init, enter};
@@ -90,21 +91,30 @@ fn start() -> Result<i32> {
 }
 
 fn serve(
-    document: LaunchDocument<SandboxPlan>,
+    mut document: LaunchDocument<SandboxPlan>,
     init: Init,
     sockets: Sockets,
     daemon_uid: u32,
     compiled: &[u8],
 ) -> Result<i32> {
     let durability = if document.power_safe { Durability::Power } else { Durability::Process };
-    let unbound = document.plan.unbound;
+    let mut unbound = document.plan.unbound;
     let stored_bytes = limits::engine_state_bytes(document.plan.limits.memory_bytes);
-    let db = EngineDb::open(&init.engine_db_path(), durability)?.bounded(stored_bytes);
-    let spool_folder = init.kernel_dir();
-    let kernel = if unbound { None } else { Some((&document.name, document.origin, document.epoch)) };
+    let mut spool_folder = init.kernel_dir();
+    let kernel = kernel_of(&document, unbound);
     let program = engines::program(document.engine, &document.engine_settings, compiled, kernel)?;
     let children = watch_children().map_err(internal("watch processes"))?;
-    let (enclosure, engine) = Sandboxed::start(init, document.engine, program)?;
+    let (mut enclosure, engine) = Sandboxed::start(init, document.engine, program)?;
+    let mut prepared = None;
+    if document.is_prepared {
+        let ready = prepared::rehearse(&engine.control)?;
+        report(&ReportLine::Ready {});
+        let Assigned { assignment, folder } = prepared::await_assignment(&mut stdin()?, &mut enclosure)?;
+        spool_folder = folder;
+        unbound = assign(&mut document, assignment);
+        prepared = Some(PreparedEngine { ready, env: engines::kernel_environment(kernel_of(&document, unbound)) });
+    }
+    let db = EngineDb::open(&spool_folder.join("engine.db"), durability)?.bounded(stored_bytes);
     let mut secret = [0; PROOF_BYTES];
     stdin()?.read_exact(&mut secret).map_err(internal("read the secret"))?;
     let (sender, calls) = mpsc::channel(limits::WORKER_CALLS);
@@ -122,6 +132,7 @@ fn serve(
         durability,
         sync_files: document.sync_files,
         unbound,
+        prepared,
         preload: document.engine_settings.preload.clone(),
         venv: document.engine_settings.venv.clone(),
     };
@@ -146,7 +157,20 @@ fn serve(
     runtime.block_on(tasks.run_until(run(parts))).map_err(internal("watch the engine"))
 }
 
-fn internal<E: std::fmt::Display>(what: &str) -> impl FnOnce(E) -> Error {
+/// The kernel as the code inside sees it.
+fn kernel_of(document: &LaunchDocument<SandboxPlan>, unbound: bool) -> Option<engines::KernelSeen<'_>> {
+    (!unbound).then_some((&document.name, document.origin, document.epoch))
+}
+
+/// Makes the document that of the assigned worker; returns whether it has no kernel yet.
+fn assign(document: &mut LaunchDocument<SandboxPlan>, assignment: Assignment) -> bool {
+    let Assignment { worker, kernel, name, epoch, unbound, orphan_grace_ms, origin, .. } = assignment;
+    (document.worker, document.kernel, document.epoch) = (worker, kernel, epoch);
+    (document.name, document.origin, document.orphan_grace_ms) = (name, origin, orphan_grace_ms);
+    unbound
+}
+
+pub(super) fn internal<E: std::fmt::Display>(what: &str) -> impl FnOnce(E) -> Error {
     move |error| Error::internal(format!("init cannot {what}: {error}"))
 }
 

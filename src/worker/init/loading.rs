@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use super::engine_frames::EngineReady;
 use super::requests::By;
 use super::spool::Spool;
-use super::{Life, Worker};
+use super::{Life, PreparedEngine, Worker};
 use crate::catalog::{Entry, EntryHead};
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::kernel::CrashCause;
@@ -71,6 +71,28 @@ pub(super) struct Loading {
 impl Worker {
     /// Handles the engine's first frame.
     pub(super) fn on_engine_ready(&mut self, ready: EngineReady) -> std::result::Result<(), String> {
+        if self.take_engine(ready)? {
+            self.go_on_from_ready();
+        }
+        Ok(())
+    }
+
+    /// Begins with the engine that was prepared without a kernel, if it was: it enters the kernel's folder.
+    pub(super) fn begin_prepared(&mut self) {
+        let Some(PreparedEngine { ready, env }) = self.settings.prepared.take() else { return };
+        match self.take_engine(ready) {
+            Ok(true) => {
+                let frame = json!({ "op": "enter", "env": env });
+                // If it takes no request, it is being killed; that is reported elsewhere.
+                let _ = self.ask(frame.to_string().as_bytes(), By::Enter);
+            }
+            Ok(false) => {}
+            Err(why) => self.kill(CrashCause::Protocol(why)),
+        }
+    }
+
+    /// Checks the engine's introduction; returns whether the start goes on.
+    fn take_engine(&mut self, ready: EngineReady) -> std::result::Result<bool, String> {
         let Life::Starting(Startup { phase: Phase::AwaitReady, .. }) = &self.life else {
             return Err("it sent `ready` twice".into());
         };
@@ -84,14 +106,26 @@ impl Worker {
                 Error::new(ErrorCode::Unsupported, why)
                     .hint(format!("install a newer one, or name it in engines.{engine}.command")),
             );
-            return Ok(());
+            return Ok(false);
         }
         self.engine = Some(EngineReady { version, ..ready });
+        Ok(true)
+    }
+
+    /// Handles the engine's answer to `enter`.
+    pub(super) fn on_entered(&mut self, ok: bool, json: &[u8]) -> std::result::Result<(), String> {
+        match ok {
+            true => self.go_on_from_ready(),
+            false => self.fail_start(failure(json)),
+        }
+        Ok(())
+    }
+
+    fn go_on_from_ready(&mut self) {
         match self.settings.unbound {
             true => self.preload(),
             false => self.begin_state(),
         }
-        Ok(())
     }
 
     /// Sends the engine its stored state.

@@ -34,6 +34,7 @@ mod loading;
 mod outbox;
 mod output;
 mod ports;
+mod prepared;
 mod processes;
 mod requests;
 pub mod sandboxed;
@@ -104,10 +105,21 @@ pub struct Settings {
     pub sync_files: bool,
     /// Whether this is a warm worker, bound to a kernel later.
     pub unbound: bool,
+    /// The engine, if it was prepared without a kernel.
+    pub prepared: Option<PreparedEngine>,
     /// Modules that the engine preloads meanwhile.
     pub preload: Vec<String>,
     /// The virtual environment of the kernel's programs.
     pub venv: Option<PathBuf>,
+}
+
+/// An engine that started before its worker had a kernel's folder.
+#[derive(Debug, Clone)]
+pub struct PreparedEngine {
+    /// Its introduction.
+    pub ready: EngineReady,
+    /// The variables that it gets as it enters the folder.
+    pub env: Vec<(String, String)>,
 }
 
 /// State of the worker.
@@ -218,6 +230,7 @@ pub struct Parts {
 /// If the engine's descriptors cannot be watched.
 pub async fn run(parts: Parts) -> io::Result<i32> {
     let mut worker = Worker::new(parts)?;
+    worker.begin_prepared();
     let status = std::future::poll_fn(|cx| worker.poll(cx)).await;
     if let Err(error) = worker.state.close() {
         tracing::warn!(%error, "the state's database does not close");

@@ -34,6 +34,8 @@ pub(super) enum By {
     Bind,
     /// Preloading modules in a warm worker.
     Preload,
+    /// Entering the folder of a worker that was prepared without one.
+    Enter,
     /// Seeding the generators of a copied engine.
     Reseed(Answer<Report>),
 }
@@ -44,7 +46,7 @@ impl By {
         match self {
             By::Daemon(answer) | By::Load(answer) => drop(answer.send(Err(error.clone()))),
             By::Reseed(answer) => drop(answer.send(Err(error.clone()))),
-            By::Startup | By::Stop | By::Keep | By::Bind | By::Preload => {}
+            By::Startup | By::Stop | By::Keep | By::Bind | By::Preload | By::Enter => {}
         }
     }
 }
@@ -114,6 +116,7 @@ impl Worker {
                 Ok(())
             }
             By::Preload => self.on_preloaded(ok, &json),
+            By::Enter => self.on_entered(ok, &json),
             By::Bind => {
                 self.on_bound(ok, &json);
                 Ok(())

@@ -13,8 +13,8 @@ use crate::core::error::{Error, Result};
 use crate::core::kernel::CrashCause;
 use crate::link::types::WorkerUsage;
 use crate::sandbox::{
-    ActivityProbe, EngineProgram, Exit, Frozen, Init, KernelEntry, MemoryWatch, MountSource, SandboxError, Verdict,
-    WorkspaceWatch,
+    ActivityProbe, EngineProgram, Exit, Frozen, Init, KernelEntry, KernelFolder, MemoryWatch, MountSource,
+    SandboxError, Verdict, WorkspaceWatch,
 };
 use crate::sys::process;
 
@@ -80,6 +80,27 @@ impl Sandboxed {
             },
             parts,
         ))
+    }
+
+    /// Gives a sandbox that was prepared without a kernel the folder of one: a detached mount, and its path. `unbound`: it
+    /// becomes a warm worker's. Returns the folder as init sees it.
+    ///
+    /// # Errors
+    /// As [`Init::enter_kernel`].
+    pub fn take_folder(
+        &mut self,
+        (tree, path): (OwnedFd, PathBuf),
+        hostname: String,
+        unbound: bool,
+    ) -> Result<PathBuf> {
+        let protected = vec![path.clone()];
+        let dir = MountSource::Tree { tree, shows: path };
+        let folder = Some(KernelFolder { dir, own_workspace: "workspace".into(), workspace: None });
+        self.enter_kernel(KernelEntry { folder, hostname, protected }, Vec::new())?;
+        if unbound {
+            self.init.leave_unbound();
+        }
+        Ok(self.init.kernel_dir())
     }
 
     /// Whether a count of the workspace is in progress.

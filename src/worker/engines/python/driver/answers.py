@@ -135,6 +135,16 @@ def bind_(frame, tail):
     _reply(number)
 
 
+def enter_(frame, tail):
+    _answer(wire.number(frame, "id"), _enter, frame.get("env") or ())
+
+
+def _enter(env):
+    settings.reseed()
+    settings.bind(env)
+    return {}
+
+
 def reseed_(frame, tail):
     _answer(wire.number(frame, "id"), _reseed, frame.get("env") or ())
 
@@ -179,6 +189,7 @@ HANDLERS = {
     "loaded": loaded_,
     "keep": keep_,
     "bind": bind_,
+    "enter": enter_,
     "reseed": reseed_,
     "preload": preload_,
 }
