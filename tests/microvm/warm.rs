@@ -1,5 +1,6 @@
 //! Templates and warm machines: what is restored is a kernel's own, and nothing is left of what is damaged or killed.
 
+use std::collections::HashSet;
 use std::fs;
 
 use ryokan::sys::fault;
@@ -8,7 +9,12 @@ use super::{Machines, NEW_LAB, ask, image, status, users, words};
 use crate::support::{Host, User, until};
 
 pub(super) const POOL: &str = "[pool]\npool_size = 1\nmin_idle = 1\n";
-const WHO: &str = "import os, random, uuid, time; print(os.urandom(16).hex(), random.random(), uuid.uuid4(), hash('x'), open('/proc/sys/kernel/random/boot_id').read().strip(), os.uname().nodename, int(time.time()))";
+const WHO: &str = "
+import os, random, secrets, ssl, time, uuid
+read = lambda path: open(path).read().strip()
+print(os.urandom(16).hex(), random.random(), uuid.uuid4(), secrets.token_hex(), ssl.RAND_bytes(16).hex(),
+      read('/proc/sys/kernel/random/boot_id'), read('/etc/machine-id'), hash('x'), os.uname().nodename, int(time.time()))
+";
 
 impl Machines {
     /// Waits for a warm machine that was restored from a template.
@@ -58,14 +64,19 @@ fn warm_machines_differ() {
         let two = host.run("two", WHO);
         assert!(host.machines().contains(&next), "{user:?}: the kernel has the warm machine\n{}", host.log());
         assert_eq!(host.run("two", "print(open('file').read())"), "of the host");
-        let (one, two): (Vec<&str>, Vec<&str>) = (one.split(' ').collect(), two.split(' ').collect());
-        assert_eq!((one.len(), two.len()), (7, 7), "{one:?} {two:?}");
-        for (i, what) in ["urandom", "random", "uuid", "hash", "boot id"].iter().enumerate() {
-            assert_ne!(one[i], two[i], "{user:?}: {what}");
+        // The first kernel's machine was never warm.
+        let seen = [one, two, host.run("first", WHO)];
+        let seen = seen.each_ref().map(|line| line.split(' ').collect::<Vec<&str>>());
+        let what = ["urandom", "random", "uuid", "secrets", "OpenSSL", "boot id", "machine id"];
+        for (i, what) in what.iter().enumerate() {
+            let distinct: HashSet<&str> = seen.iter().map(|words| words[i]).collect();
+            assert_eq!(distinct.len(), 3, "{user:?}: {what}: {seen:?}");
         }
-        assert_eq!((one[5], two[5]), ("one", "two"));
+        let hashes: HashSet<&str> = seen.iter().map(|words| words[7]).collect();
+        assert_eq!(hashes.len(), 1, "{user:?}: the engine has started in the template: {seen:?}");
+        assert_eq!(seen.each_ref().map(|words| words[8]), ["one", "two", "first"]);
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970").as_secs();
-        let clock: u64 = two[6].parse().expect("a time");
+        let clock: u64 = seen[1][9].parse().expect("a time");
         assert!(now.abs_diff(clock) < 60, "{user:?}: {clock} is not {now}");
         let events = host.ok(&["events", "--json"]);
         assert!(!events.contains("cold_boot") && !events.contains("template_built"), "{events}");

@@ -134,6 +134,9 @@ pub const KVM_PROBE: Duration = Duration::from_secs(2);
 pub const KVM_LOOP: Duration = Duration::from_millis(5);
 /// Time for one request to a virtual machine's first process.
 pub const VM_CALL: Duration = Duration::from_secs(30);
+/// Time for a worker and its engine to start in a virtual machine of which a template is made: three times
+/// [`WORKER_START`], and the request.
+pub const VM_PREPARE: Duration = Duration::from_secs(120);
 /// Time for one transfer of a virtual machine's files or state, with all of its requests.
 pub const VM_TRANSFER: Duration = Duration::from_secs(600);
 /// Time for a virtual machine to bring its files and state out after its worker has ended.

@@ -1,11 +1,11 @@
 //! Builds a template: a machine boots, warms up, stops and is saved; then another one is started from it.
 //!
 //! ```text
-//!  boot, warm up, stop, save ─▶ ram, state ─ seal ─▶ test start ─▶ copies by pages? ─▶ template.json
+//!  boot, warm up or prepare, stop, save ─▶ ram, state ─ seal ─▶ test start ─▶ copies by pages? ─▶ template.json
 //! ```
 //!
-//! The machine never had a worker or a kernel. Nothing here knows the templates that are in use; `templates.rs` decides
-//! what is built, and `template_folder.rs` gives it its name.
+//! The machine never had a kernel. A worker in it has no identity, no secret and no kernel's folder. Nothing here knows the
+//! templates that are in use; `templates.rs` decides what is built, and `template_folder.rs` gives it its name.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt};
@@ -17,6 +17,7 @@ use super::client::Client;
 use super::copy::{Source, create};
 use super::description::{Made, MadeFrom, write_description};
 use super::disk;
+use super::document;
 use super::handle::blocking;
 use super::image::Image;
 use super::launch::RECONNECTION;
@@ -144,6 +145,7 @@ impl Builder {
         let has_program = !program.is_empty();
         let option = if kind.engine == EngineName::Node { "-e" } else { "-c" };
         let warm_up = Request::WarmUp { program, arguments: vec![option.to_owned(), String::new()] };
+        let prepared = kind.prepared.map(|limits| document::prepared(kind, limits, image)).transpose()?;
         let begin = Begin::Record { image, memory: &memory, state: &state };
         self.with_machine(begin, kind, disk, async |sockets: &Sockets, _| {
             Monitor::boot(sockets, kind, Durability::Process).await?;
@@ -152,9 +154,14 @@ impl Builder {
             blocking(move || {
                 let mut client = Client::new(control);
                 client.open_booting(within)?;
-                match has_program {
-                    true => client.call(&warm_up, &[], limits::VM_BOOT).map(drop),
-                    false => Ok(()),
+                if let Some(prepared) = prepared {
+                    // The sandbox shows the files of the machine's identity, which each restore writes anew.
+                    seed::seed(&mut client, "", Renewal::Keep)?;
+                    client.call(&Request::Prepare, &prepared, limits::VM_PREPARE).map(drop)
+                } else if has_program {
+                    client.call(&warm_up, &[], limits::VM_BOOT).map(drop)
+                } else {
+                    Ok(())
                 }
             })
             .await?;
@@ -170,7 +177,8 @@ impl Builder {
         let path = place.join("disk");
         disk::make_disk(&path, kind.disk_bytes).await?;
         let disk = disk::open_disk(&path)?;
-        let begin = Begin::Restore { image, template };
+        let (begin, renewal) = (Begin::Restore { image, template }, kind.renewal());
+        let trial = kind.prepared.map(|_| document::trial()).transpose()?;
         let boot_id = self.with_machine(begin, kind, disk, async |sockets: &Sockets, _| {
             let mut monitor = Monitor::connect(sockets).await?;
             monitor.load(kind, limits::VM_CALL).await?;
@@ -178,8 +186,12 @@ impl Builder {
             let control = sockets.control();
             blocking(move || {
                 let mut client = Client::new(control);
-                let boot_id = seed::seed(&mut client, "", Renewal::Keep)?;
+                let boot_id = seed::seed(&mut client, "", renewal)?;
                 client.tell(&Request::Mount, &[])?;
+                if let Some(trial) = trial {
+                    let (reply, _) = client.call(&Request::Start, &trial, limits::WORKER_START + limits::VM_CALL)?;
+                    document::started(reply)?;
+                }
                 Ok(boot_id)
             })
             .await

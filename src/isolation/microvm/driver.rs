@@ -10,7 +10,7 @@ use super::copy::MachineCopy;
 use super::disk;
 use super::files::MirroredFiles;
 use super::handle::{MachineHandle, Record, Shared, Warm, blocking, no_mounts};
-use super::image::{self, Image};
+use super::image;
 use super::images::{HostImages, current_of};
 use super::installed;
 use super::launch::Serving;
@@ -40,14 +40,8 @@ use crate::isolation::{
     Deferral, EngineState, FileAccess, Images, InstallFiles, IsolationDriver, KernelHome, Launched, MachineRoom,
     NewWorker, OpenWorkspace, Probe, Reach, Recorder, Reporter, Shape,
 };
-use crate::link::bootstrap::LaunchDocument;
 use crate::link::handshake::WorkerIdentity;
-use crate::link::machine::{IDENTITY_FILES, IDENTITY_FOLDER};
-use crate::sandbox::{RunAs, SandboxPlan};
 use crate::workspace::{Tracker, Workspace, WorkspacePaths};
-
-/// The user of the engine in a guest. Root owns the files on the disk, which are mapped to it.
-const GUEST_USER: RunAs = RunAs { uid: 1000, gid: 1000, map_root: true };
 
 /// The driver's settings.
 pub struct MicrovmSettings {
@@ -142,30 +136,6 @@ impl MicrovmDriver {
         };
         let choice = self.vmms.choose(&found).await?;
         Ok(Kind::new(&found, &shape, choice, disk::disk_bytes(spec.limits.workspace_bytes)))
-    }
-
-    pub(super) fn document(&self, new: &NewWorker<'_>, image: &Image) -> Result<LaunchDocument<SandboxPlan>> {
-        let mut plan = SandboxPlan::new("/data/kernel");
-        plan.limits = new.shape.limits;
-        plan.run_as = Some(GUEST_USER);
-        plan.unbound = new.is_warm;
-        let in_guest = |name: &str| Path::new(IDENTITY_FOLDER).join(name);
-        plan.replaced = IDENTITY_FILES.map(|(name, inside)| (in_guest(name), inside.into())).to_vec();
-        if !new.is_warm {
-            plan.hostname = new.name.as_str().to_owned();
-        }
-        let engine = new.shape.engine;
-        let socket = PathBuf::from("/run/ryokan/worker.sock");
-        let mut document = LaunchDocument::new(new.identity, new.name.clone(), engine, plan, socket);
-        if let Some(interpreter) = image.engines.get(&engine).filter(|interpreter| !interpreter.is_empty()) {
-            document.engine_settings.set_interpreter(engine, interpreter.clone(), new.shape.limits.memory_bytes);
-        }
-        // The end of the machine is a loss of power to its guest.
-        document.power_safe = true;
-        document.sync_files = true;
-        document.origin = new.origin;
-        document.orphan_grace_ms = u64::try_from(new.orphan_grace.as_millis()).unwrap_or(u64::MAX);
-        Ok(document)
     }
 }
 

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::base;
-use super::client::unexpected;
 use super::copy::MachineCopy;
 use super::disk;
+use super::document;
 use super::driver::MicrovmDriver;
 use super::handle::Record;
 use super::image::Image;
@@ -19,14 +19,13 @@ use super::seed::{self, Renewal};
 use super::sockets::Sockets;
 use super::template::Kind;
 use super::vmm::Vmm;
-use crate::core::error::{Error, Result};
+use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::ids::WorkerId;
 use crate::core::limits;
 use crate::isolation::process::handle::ProcessRecord;
 use crate::isolation::process::launch::WorkerProcess;
 use crate::isolation::{LaunchNote, NewWorker, Recorder};
-use crate::link::bootstrap::ReportLine;
-use crate::link::machine::{Reply, Request};
+use crate::link::machine::Request;
 use crate::sys::fault;
 
 /// Time for a continued guest to learn that its ports were closed.
@@ -94,7 +93,6 @@ impl MicrovmDriver {
                 let begin = Begin::Restore { image: &image, template };
                 match self.attempt(&attempt, begin, &template.tested_boot_id, about, record).await? {
                     Ok(process) => {
-                        self.templates.served(template);
                         shared_boot_id.clone_from(&template.tested_boot_id);
                         Ok(process)
                     }
@@ -103,6 +101,7 @@ impl MicrovmDriver {
             }
             Err(why) => Err(why.clone()),
         };
+        let is_restored = restored.is_ok();
         let process = match restored {
             Ok(process) => process,
             Err(why) => {
@@ -121,17 +120,27 @@ impl MicrovmDriver {
                 booted.inspect_err(|_| self.failed(new, machine))?
             }
         };
-        let document = self.document(new, &image)?.to_bytes()?;
-        let document = [&document[..], &new.identity.secret].concat();
-        let (prepared, fills) = (Arc::clone(machine), is_new && !new.is_warm);
-        let started = until_ended(&process, move || prepare(&prepared, fills, &document)).await;
+        let is_prepared = is_restored && kind.prepared.is_some();
+        let launch = match is_prepared {
+            true => document::assignment(new)?,
+            false => document::whole(new, &image)?,
+        };
+        let (filled, fills) = (Arc::clone(machine), is_new && !new.is_warm);
+        let started = until_ended(&process, move || fill_and_start(&filled, fills, &launch)).await;
         if let Err(error) = started {
             self.failed(new, machine);
+            // What the kernel's disk causes is no fault of the template.
+            let is_disks = matches!(error.code, ErrorCode::Corrupt | ErrorCode::Busy);
+            if let Some(template) = template.as_ref().ok().filter(|_| is_prepared && !is_disks) {
+                self.templates.note_failure(&kind, template, &error);
+            }
             end(&process).await;
             return Err(error);
         }
-        if template.is_err() {
-            self.templates.build_soon(kind, image);
+        match &template {
+            Ok(template) if is_restored => self.templates.served(template),
+            Ok(_) => {}
+            Err(_) => self.templates.build_soon(kind, image),
         }
         Ok(Serving { process, shared_boot_id, notes })
     }
@@ -209,9 +218,13 @@ impl MicrovmDriver {
     ) -> Result<Result<WorkerProcess>> {
         let Attempt { worker, kind, disk, machine } = *attempt;
         let (is_loaded, had_daemon) = (begin.is_loaded(), begin.had_daemon());
-        let renewal = if matches!(begin, Begin::Copy { .. }) { Renewal::Renew } else { Renewal::Keep };
+        let is_copy = matches!(begin, Begin::Copy { .. });
+        let renewal = match &begin {
+            Begin::Copy { .. } => Renewal::Renew,
+            Begin::Restore { .. } => kind.renewal(),
+            _ => Renewal::Keep,
+        };
         let (is_continued, dir) = (matches!(begin, Begin::Continue { .. }), machine.folder.dir.clone());
-        let is_copy = renewal == Renewal::Renew;
         let unopened = |error: std::io::Error| {
             saved::unless_short(&error, Error::unavailable(format!("a machine's saved memory: {error}")))
         };
@@ -287,7 +300,7 @@ impl MicrovmDriver {
                     true => client.open(limits::VM_CALL)?,
                     false => client.open_booting(boot_time)?,
                 }
-                if renewal == Renewal::Renew {
+                if is_copy {
                     let unconfirmed = |error| Error::unavailable(format!("seeding: {error}")).reason("seeding");
                     fault::point("machine.copy.seed").map_err(unconfirmed)?;
                 }
@@ -339,7 +352,7 @@ async fn until_ended(process: &WorkerProcess, act: impl FnOnce() -> Result<()> +
 }
 
 /// Fills a machine and starts its worker. Blocks.
-fn prepare(machine: &Machine, fills: bool, document: &[u8]) -> Result<()> {
+fn fill_and_start(machine: &Machine, fills: bool, launch: &[u8]) -> Result<()> {
     machine.client().tell(&Request::Mount, &[])?;
     if fills {
         machine.push()?;
@@ -348,10 +361,6 @@ fn prepare(machine: &Machine, fills: bool, document: &[u8]) -> Result<()> {
         machine.folder.keep_disk()?;
     }
     let within = limits::WORKER_START + limits::VM_CALL;
-    let (reply, _) = machine.client().call(&Request::Start, document, within)?;
-    match reply {
-        Reply::Started(ReportLine::Ready {}) => Ok(()),
-        Reply::Started(ReportLine::Failed(error)) => Err(error),
-        _ => Err(unexpected()),
-    }
+    let (reply, _) = machine.client().call(&Request::Start, launch, within)?;
+    document::started(reply)
 }

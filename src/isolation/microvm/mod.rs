@@ -18,6 +18,7 @@ mod client;
 mod copy;
 mod description;
 mod disk;
+mod document;
 mod driver;
 mod files;
 mod firecracker;

@@ -357,7 +357,7 @@ impl Saved {
         });
         // The hints of kinds are about checkpoints.
         resumed.map_err(|error| Error::from(error).hint(""))?;
-        if self.kind != *now {
+        if !self.kind.is_same(now) {
             return Err(Error::refused("it is a machine of another kind").reason("kind"));
         }
         let found = Stamp::of(disk).map_err(|error| Error::lost(format!("its disk is gone: {error}")))?;

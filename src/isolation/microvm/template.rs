@@ -1,7 +1,8 @@
 //! A template on the disk: a stopped machine's memory and state, and a description with their digests.
 //!
-//! It holds nothing of a kernel: no worker, no secret, no mounted disk. Machines that are restored from it begin with the
-//! same random state, so each is seeded before anything else (`seed.rs`). `templates.rs` builds and finds them.
+//! It holds nothing of a kernel: no secret, no mounted disk. One for Python holds a worker whose engine has started and
+//! which waits for a kernel (`document.rs`). Machines that are restored from a template begin with the same random state,
+//! so each is seeded before anything else (`seed.rs`), then its engine. `templates.rs` builds and finds them.
 
 use std::cell::Cell;
 use std::fs::{File, OpenOptions};
@@ -17,12 +18,14 @@ use super::accelerator::{self, Chosen};
 use super::base::BaseTemplate;
 use super::description::{Description, Made, Unusable, describe};
 use super::image::Image;
+use super::seed::Renewal;
 use super::vmm::{Choice, Vmm};
 use super::{firecracker, qemu};
 use crate::core::engine::EngineName;
 use crate::core::error::{Error, Result};
 use crate::core::limits;
 use crate::core::snapshot::Machine;
+use crate::core::spec::KernelLimits;
 use crate::isolation::Shape;
 use crate::link::bootstrap::BUILD;
 use crate::sys::fs::path_of;
@@ -48,6 +51,9 @@ pub(super) struct Kind {
     pub memory_mib: u64,
     pub processors: u32,
     pub disk_bytes: u64,
+    /// The limits of the worker that its template holds, which cannot be changed any more; `None`: it holds no worker.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prepared: Option<KernelLimits>,
 }
 
 impl Kind {
@@ -67,7 +73,19 @@ impl Kind {
             memory_mib: (limits.memory_bytes + limits::VM_EXTRA_MEMORY_BYTES).div_ceil(1 << 20),
             processors: limits.cpu_milli.div_ceil(1000).max(1),
             disk_bytes,
+            prepared: (choice.vmm == Vmm::Qemu && engine.seeds_anew()).then_some(*limits),
         }
+    }
+
+    /// Whether a machine of one kind is one of the other, templates aside.
+    pub(super) fn is_same(&self, other: &Kind) -> bool {
+        *self == (Kind { prepared: self.prepared, ..other.clone() })
+    }
+
+    /// How a machine that is restored from a template of it is seeded: the sandbox of a prepared worker shows the
+    /// template's identity.
+    pub(super) fn renewal(&self) -> Renewal {
+        if self.prepared.is_some() { Renewal::Renew } else { Renewal::Keep }
     }
 
     /// What runs it.
@@ -118,7 +136,7 @@ impl Kind {
     /// # Errors
     /// `refused`.
     pub(super) fn check_same(&self, now: &Kind) -> Result<()> {
-        match *self == (Kind { disk_bytes: self.disk_bytes, ..now.clone() }) {
+        match self.is_same(&Kind { disk_bytes: self.disk_bytes, ..now.clone() }) {
             true => Ok(()),
             false => Err(Error::refused("it is a machine of another kind").reason("kind")),
         }
@@ -381,6 +399,7 @@ pub(super) mod tests {
             memory_mib: 1,
             processors: 1,
             disk_bytes: 1 << 20,
+            prepared: None,
         }
     }
 
@@ -452,6 +471,10 @@ pub(super) mod tests {
         let other = Kind { disk_bytes: 2 << 20, ..one.clone() };
         assert_ne!(one.key()?, other.key()?);
         assert_eq!(one.key()?, kind().key()?);
+        // A prepared worker has its limits; a machine that runs need not have the template's.
+        let with = |pids| Kind { prepared: Some(KernelLimits { pids, ..KernelLimits::default() }), ..kind() };
+        assert_ne!(with(7).key()?, with(8).key()?);
+        assert!(with(7).is_same(&with(8)) && with(7).is_same(&one) && !with(7).is_same(&other));
         Ok(())
     }
 }

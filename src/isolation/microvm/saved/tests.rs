@@ -20,6 +20,7 @@ fn kind() -> Kind {
         memory_mib: 1,
         processors: 1,
         disk_bytes: 4,
+        prepared: None,
     }
 }
 
