@@ -8,6 +8,7 @@ mod ancestry;
 mod command;
 mod compare;
 mod history;
+mod kept;
 mod left_out;
 mod new_submodule;
 mod overwritten;

@@ -187,9 +187,17 @@ fn rewritten_history_is_named() {
         );
     };
     shop.git(&["commit", "-q", "--amend", "-m", "rewritten"]);
+    let collect = || {
+        shop.git(&["reflog", "expire", "--expire=now", "--all"]);
+        shop.git(&["gc", "-q", "--prune=now"]);
+    };
+    collect();
     check(4, &["which does not follow from it", "freeze the group"]);
-    shop.git(&["reflog", "expire", "--expire=now", "--all"]);
-    shop.git(&["gc", "-q", "--prune=now"]);
+    // As of a freeze of an earlier release, nothing keeps the commit.
+    for reference in shop.git(&["for-each-ref", "--format=%(refname)", "refs/ryokan"]).lines() {
+        shop.git(&["update-ref", "-d", reference]);
+    }
+    collect();
     check(4, &[&format!("no longer has {}", &new[..10])]);
     // As the hint says.
     shop.host.ok(&["freeze", "shop"]);

@@ -7,6 +7,7 @@ mod full_disk;
 mod gate;
 mod gate_workspaces;
 mod hostile_imports;
+mod kept_commits;
 mod labels;
 mod nested_databases;
 mod pause;

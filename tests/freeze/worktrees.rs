@@ -49,7 +49,7 @@ impl Linked {
         let index = std::fs::read(self.shop.code().join(".git/index")).expect("there");
         let show = |args: &[&str]| self.shop.git(args);
         let facts = [
-            show(&["for-each-ref"]),
+            show(&["for-each-ref", "refs/heads", "refs/tags", "refs/remotes", "refs/stash"]),
             show(&["stash", "list", "--format=%H"]),
             show(&["reflog", "--format=%H %gs"]),
             show(&["symbolic-ref", "HEAD"]),

@@ -2,10 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use super::members::database_files;
 use super::objects::blocking;
-use super::sources::{self, pending};
-use super::{access, import_end, pauses, recover, removal};
+use super::sources::{self, database_files, pending};
+use super::{access, import_end, kept_commits, pauses, recover, removal};
 use crate::catalog::Notes;
 use crate::catalog::host_database::{self, Present};
 use crate::core::audit::NewAudit;
@@ -363,11 +362,14 @@ pub async fn abandon(supervisor: &Supervisor, group: &str, actor: &Actor) -> Res
 
 async fn remove_whole(supervisor: &Supervisor, group: &Group, abandon: bool, notes: Notes) -> Result<()> {
     let host = supervisor.host();
+    let freezes = host.catalog.freezes(group.id).await?;
+    let repositories = kept_commits::repositories(host, group, &freezes).await;
     // The marks of a collection under way must see each name that is removed now.
     let _names = host.upkeep.names.read().await;
     let removed = host.catalog.remove_group(group.id, abandon, notes).await?;
     host.upkeep.gone.set(host.upkeep.gone.get() + 1);
     import_end::forget_histories(supervisor, group, group.members.iter()).await;
+    kept_commits::release_in(supervisor, group, None, repositories).await;
     forget(host, group.members.iter());
     removal::unpin(supervisor, removed.value).await
 }

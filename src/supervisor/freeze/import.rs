@@ -14,7 +14,7 @@ use super::groups::checked_name;
 use super::import_end::{new_repositories, place, repository_of, withdraw};
 use super::member_places::{self, Placed};
 use super::pairings::pairings;
-use super::{access, objects, scratch, turn};
+use super::{access, objects, scratch};
 use crate::bundle::GroupContents;
 use crate::catalog::{NewFreeze, Notes, host_database};
 use crate::core::audit::NewAudit;

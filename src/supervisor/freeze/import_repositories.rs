@@ -81,6 +81,10 @@ impl Arriving<'_> {
                 (there, false)
             }
         };
+        if is_new {
+            // Its branch may move on.
+            repository.keep(&reference(self.group.id), &part.head.commit).await?;
+        }
         if let Some(digest) = part.pack {
             objects::get(host, digest, &pack).await?;
             repository.read_foreign(&pack, &apart, most).await?;

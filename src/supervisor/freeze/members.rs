@@ -1,20 +1,19 @@
 //! The members of a group during one operation: how each kind is suspended, captured, restored and resumed.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use super::sources::{self, DataSource, pending};
 use super::{access, pauses};
-use super::{notes, objects, submodules};
-use crate::catalog::host_database::{self, SUFFIXES};
+use super::{kept_commits, notes, objects, submodules};
 use crate::core::checkpoint::CheckpointType;
 use crate::core::error::{Error, Result};
 use crate::core::freeze::cost::{Driver, MemberCost};
 use crate::core::freeze::drain::Drain;
 use crate::core::freeze::refs::RepositoryLock;
 use crate::core::freeze::{Captured, Group, KernelRevision, Member, Part, Target};
-use crate::core::ids::{CheckpointId, GroupId, KernelId};
+use crate::core::ids::{CheckpointId, FreezeId, GroupId, KernelId};
 use crate::core::kernel::transition::Kind;
 use crate::git::{Repository, State};
 use crate::supervisor::checkpoint::held_kernel::{self as held, HeldKernel};
@@ -104,7 +103,7 @@ pub(super) async fn open_in(supervisor: &Supervisor, group: &Group, member: &Mem
             access::apart_from_servers(host, &path)?;
             let repository = Repository::open(&access::git(host).await?, &path)?;
             access::trusted_repository(supervisor, group.uid, &repository).await?;
-            let repository = repository.leaving_out(&databases(host).await?);
+            let repository = repository.leaving_out(&sources::database_members(host).await?);
             LiveKind::Repository { path, repository, state: None }
         }
         Target::Database { .. }
@@ -128,18 +127,6 @@ pub(super) async fn open_in(supervisor: &Supervisor, group: &Group, member: &Mem
         interrupted: 0,
         target: None,
     })
-}
-
-/// The files of every database that is a member of a group: a repository around one leaves them out.
-async fn databases(host: &Host) -> Result<Vec<PathBuf>> {
-    let groups = host.catalog.groups(None).await?;
-    let members = groups.iter().flat_map(|group| &group.members);
-    Ok(members.filter_map(|member| member.target.database_path()).flat_map(database_files).collect())
-}
-
-/// The files that SQLite may have for a database.
-pub(super) fn database_files(database: &Path) -> Vec<PathBuf> {
-    SUFFIXES.iter().map(|suffix| host_database::beside(database, suffix)).collect()
 }
 
 fn kernel(supervisor: &Supervisor, id: KernelId) -> Result<Rc<Kernel>> {
@@ -278,7 +265,7 @@ impl Live {
     }
 
     /// Stores what the snapshot holds: of a kernel, as a checkpoint.
-    pub async fn store(&mut self, name: &str, kind: CheckpointType, actor: &Actor) -> Result<()> {
+    pub async fn store(&mut self, freeze: FreezeId, (name, kind): (&str, CheckpointType), actor: &Actor) -> Result<()> {
         let begun = Instant::now();
         objects::blocking(|| fault::point("freeze.member.store").map_err(injected)).await?;
         match (&mut self.kind, &mut self.captured) {
@@ -296,7 +283,8 @@ impl Live {
             }
             (LiveKind::Repository { repository, state, .. }, Some(Captured::Repository { part, .. })) => {
                 let state = state.as_ref().ok_or_else(|| Error::internal("the repository was not locked"))?;
-                submodules::store(&self.host, repository, &self.scratch, state, part).await?;
+                let kept = kept_commits::reference(self.group.0, freeze, &self.name);
+                submodules::store(&self.host, (&*repository, &*kept), &self.scratch, state, part).await?;
             }
             (LiveKind::Data(source), Some(captured)) => source.store(captured).await?,
             _ => return Err(Error::internal(format!("member {} was not captured", self.name))),
@@ -342,11 +330,15 @@ impl Live {
         }
     }
 
-    /// Removes the checkpoint of a freeze that failed.
-    pub async fn withdraw(&self) -> Result<()> {
+    /// Removes the checkpoint of a freeze that failed, or what keeps its commits.
+    pub async fn withdraw(&self, freeze: FreezeId) -> Result<()> {
         match &self.kind {
             LiveKind::Kernel { kernel, checkpoint: Some(id), .. } => held::withdraw(kernel, *id).await,
-            LiveKind::Kernel { .. } | LiveKind::Repository { .. } | LiveKind::Data(_) => Ok(()),
+            LiveKind::Repository { repository, .. } => {
+                kept_commits::release(repository, self.group.0, Some(freeze)).await;
+                Ok(())
+            }
+            LiveKind::Kernel { .. } | LiveKind::Data(_) => Ok(()),
         }
     }
 

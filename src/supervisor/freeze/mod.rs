@@ -16,6 +16,7 @@ mod groups;
 mod import;
 mod import_end;
 mod import_repositories;
+mod kept_commits;
 mod locks;
 mod member_places;
 mod members;

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use super::run_restore::Run;
 use super::sources::{self, KEPT, pending};
 use super::{access, manifest, pauses, scratch};
-use super::{import_end, members};
+use super::{import_end, kept_commits, members};
 use crate::core::error::{Error, Result};
 use crate::core::freeze::restore::{Action, Outcome, Restore};
 use crate::core::freeze::{Group, Intent, Member, Target};
@@ -112,16 +112,20 @@ async fn end(supervisor: &Supervisor, id: GroupId, intent: Intent) -> Result<()>
     let host = supervisor.host();
     match intent {
         // Its row would have ended the intent.
-        Intent::Freeze { checkpoints, pauses, .. } => {
+        Intent::Freeze { id: freeze, checkpoints, pauses } => {
             for (kernel, checkpoint) in checkpoints {
                 if let Some(kernel) = supervisor.get(kernel) {
                     held::withdraw(&kernel, checkpoint).await?;
                 }
             }
+            let group = host.catalog.groups(None).await?.into_iter().find(|group| group.id == id);
+            if let Some(group) = &group {
+                let repositories = kept_commits::repositories(host, group, &[]).await;
+                kept_commits::release_in(supervisor, group, Some(freeze), repositories).await;
+            }
             if !pauses {
                 return Ok(host.catalog.clear_intent(id).await?);
             }
-            let group = host.catalog.groups(None).await?.into_iter().find(|group| group.id == id);
             let group = group.ok_or_else(|| Error::corrupt(format!("group {id} is gone")))?;
             let why = "the daemon ended during a freeze";
             pauses::record(host, &group, why, &host.own_actor()).await?;

@@ -1,6 +1,6 @@
 //! Removal of freezes: of one that a client names, and of safety freezes that are old.
 
-use super::{find_freeze, groups, turn};
+use super::{find_freeze, groups, kept_commits, turn};
 use crate::core::checkpoint::CheckpointType;
 use crate::core::error::Result;
 use crate::core::freeze::{Freeze, Group};
@@ -21,12 +21,14 @@ pub async fn remove_freeze(supervisor: &Supervisor, group: &str, reference: &str
 
 async fn remove(supervisor: &Supervisor, group: &Group, freeze: &Freeze, actor: &Actor) -> Result<()> {
     let host = supervisor.host();
+    let repositories = kept_commits::repositories(host, group, std::slice::from_ref(freeze)).await;
     // The marks of a collection under way must see each name that is removed now.
     let _names = host.upkeep.names.read().await;
     let detail = format!("{}: freeze {} ({})", group.name, freeze.number, freeze.id);
     let notes = groups::notes(host, actor, "group.forget", detail);
     let removed = host.catalog.remove_freeze(group.id, freeze.id, notes).await?;
     host.upkeep.gone.set(host.upkeep.gone.get() + 1);
+    kept_commits::release_in(supervisor, group, Some(freeze.id), repositories).await;
     unpin(supervisor, removed.value).await
 }
 

@@ -267,7 +267,7 @@ impl Run<'_> {
             message => format!("freeze of {group}: {message}"),
         };
         let (has_deadlines, most) = (live.has_deadlines(), self.host.config.limits.freeze_store);
-        let step = async { live.store(&name, kind, actor).await.map(|()| Reply::Done) };
+        let step = async { live.store(self.id, (&name, kind), actor).await.map(|()| Reply::Done) };
         in_time(has_deadlines, most, step).await?;
         if suspend.is_some() && live.is_held() {
             live.release();
@@ -343,7 +343,7 @@ impl Run<'_> {
 
     async fn withdraw(&self, live: &[Live]) -> Result<()> {
         for one in live {
-            one.withdraw().await?;
+            one.withdraw(self.id).await?;
         }
         match self.taking.on_failure {
             OnFailure::Resume => Ok(self.host.catalog.clear_intent(self.group.id).await?),

@@ -85,14 +85,15 @@ pub(super) async fn named(repository: &Repository, scratch: &Path, state: &State
     Ok(RepositoryPart { dependencies, worktrees: repository.worktrees(), linked_to, ..state.into() })
 }
 
-/// Stores the objects that commits do not have.
+/// Stores the objects that commits do not have, and keeps the commits by `reference`: what git collects, no freeze has.
 pub(super) async fn store(
     host: &Host,
-    repository: &Repository,
+    (repository, reference): (&Repository, &str),
     scratch: &Path,
     state: &State,
     part: &mut RepositoryPart,
 ) -> Result<()> {
+    repository.keep(reference, &state.head.commit).await?;
     if let Some(file) = repository.pack(scratch, state).await? {
         part.pack = Some(objects::put(host, file).await?.0);
     }
@@ -101,7 +102,7 @@ pub(super) async fn store(
         let found = repository.submodule(&one.path)?.ok_or_else(|| {
             Error::conflict(format!("{} was removed during the freeze", one.path)).reason("repository_changed")
         })?;
-        Box::pin(store(host, &found, &scratch_of(scratch, &one.path), state, inner)).await?;
+        Box::pin(store(host, (&found, reference), &scratch_of(scratch, &one.path), state, inner)).await?;
     }
     Ok(())
 }

@@ -41,6 +41,7 @@ pub(super) use self::database::copy_now;
 pub(super) use self::directory::{check as check_directory, forget as forget_directory};
 pub(super) use self::postgres_rows::{postgres_rows_now, postgres_rows_of};
 use super::access;
+use crate::catalog::host_database::{self, SUFFIXES};
 use crate::core::error::{Error, Result};
 use crate::core::freeze::cost::Driver;
 use crate::core::freeze::postgres::ConnectionError;
@@ -210,6 +211,18 @@ pub(super) async fn check_reachable(host: &Rc<Host>, group: GroupId, uid: u32, m
         Some(mut source) => source.check_reachable().await,
         None => Ok(()),
     }
+}
+
+/// The files of every database that is a member of a group: a repository around one leaves them out.
+pub(super) async fn database_members(host: &Host) -> Result<Vec<PathBuf>> {
+    let groups = host.catalog.groups(None).await?;
+    let members = groups.iter().flat_map(|group| &group.members);
+    Ok(members.filter_map(|member| member.target.database_path()).flat_map(database_files).collect())
+}
+
+/// The files that SQLite may have for a database.
+pub(super) fn database_files(database: &Path) -> Vec<PathBuf> {
+    SUFFIXES.iter().map(|suffix| host_database::beside(database, suffix)).collect()
 }
 
 fn other_content() -> Error {
