@@ -23,3 +23,4 @@ pub use compare::Commit;
 pub use history::Room;
 pub use repository::{Repository, State};
 pub use submodules::{Submodule, scratch_of};
+pub use worktrees::shared_by;

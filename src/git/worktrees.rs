@@ -52,6 +52,12 @@ pub(super) fn places(path: &Path) -> Result<(PathBuf, PathBuf)> {
     }
 }
 
+/// The directory that the work tree at `path` shares, if it is a linked one.
+pub fn shared_by(path: &Path) -> Option<PathBuf> {
+    let is_file = fs::symlink_metadata(path.join(".git")).is_ok_and(|meta| meta.is_file());
+    is_file.then(|| places(path).ok()).flatten().map(|(_, common)| common)
+}
+
 impl Repository {
     /// The directory that a linked work tree shares with its repository.
     pub fn shared_dir(&self) -> Option<&Path> {

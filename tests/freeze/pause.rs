@@ -111,6 +111,11 @@ fn work_goes_on_while_storing() {
         shop.work();
         let frozen = shop.state();
         let before = checkpoints(&shop);
+        let other = shop.host.path("home").join("other.db");
+        fs::copy(shop.data(), &other).unwrap();
+        shop.give();
+        shop.host.ok(&["group", "new", "other"]);
+        shop.host.ok(&["group", "add", "other", "--database", other.to_str().unwrap(), "--name", "data"]);
         let mut held = Held::begin(&mut shop, "shop", 3);
         // Its checkpoint is made: the kernel is free, and everything is pinned.
         until("the kernel's checkpoint", || checkpoints(&shop) > before);
@@ -118,6 +123,9 @@ fn work_goes_on_while_storing() {
         shop.sql("UPDATE accounts SET amount = 600 WHERE id = 1; UPDATE accounts SET amount = 400 WHERE id = 2;");
         shop.write("app.py", "later");
         shop.host.ok(&["checkpoint", "agent", "-m", "later"]);
+        // Another group does not wait for it.
+        shop.host.ok(&["freeze", "other", "-m", "one"]);
+        shop.host.ok(&["--yes", "restore", "other", "one"]);
         assert!(held.is_under_way() && shop.freezes() == 0, "nothing is visible before the seal");
         let later = shop.state();
         assert!(held.end());

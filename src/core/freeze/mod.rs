@@ -5,6 +5,7 @@
 //! what follows a failure.
 
 pub mod capture;
+pub mod concern;
 pub mod cost;
 pub mod difference;
 pub mod drain;
@@ -102,6 +103,20 @@ impl Target {
             Target::Postgres { .. } => "postgres",
             Target::Server { .. } => "server",
         }
+    }
+
+    /// What a text names of a kind, except a kernel: that has an id.
+    pub fn named(kind: &str, text: &str) -> Option<Target> {
+        let text = text.to_owned();
+        Some(match kind {
+            "repository" => Target::Repository { path: text },
+            "database" => Target::Database { path: text },
+            "directory" => Target::Directory { path: text },
+            "command" => Target::Command { source: text },
+            "postgres" => Target::Postgres { connection: text },
+            "server" => Target::Server { server: text },
+            _ => return None,
+        })
     }
 
     /// The file of an SQLite database.

@@ -178,14 +178,10 @@ pub(super) fn private_ancestors(path: &Path) -> Result<()> {
 /// # Errors
 /// `deadline` if a git command of a former daemon does not end.
 pub(super) async fn git(host: &Host) -> Result<Rc<Git>> {
-    if let Some(git) = host.git.borrow().clone() {
-        return Ok(git);
-    }
     let folder = host.environment.data.join("groups");
-    let opened = blocking(move || Git::open(groups_folder(folder)?.join("git.log")));
-    let git = Rc::new(opened.await?);
-    *host.git.borrow_mut() = Some(Rc::clone(&git));
-    Ok(git)
+    // Only once: a second log would wait for the lock of the first.
+    let open = || async move { blocking(move || Git::open(groups_folder(folder)?.join("git.log"))).await.map(Rc::new) };
+    host.git.get_or_try_init(open).await.cloned()
 }
 
 /// Programs of data sources.
@@ -193,14 +189,11 @@ pub(super) async fn git(host: &Host) -> Result<Rc<Git>> {
 /// # Errors
 /// File errors.
 pub(super) async fn programs(host: &Host) -> Result<Rc<Programs>> {
-    if let Some(programs) = host.programs.borrow().clone() {
-        return Ok(programs);
-    }
     let folder = host.environment.data.join("groups");
-    let opened = blocking(move || Programs::open(groups_folder(folder)?.join("programs.log")));
-    let programs = Rc::new(opened.await?);
-    *host.programs.borrow_mut() = Some(Rc::clone(&programs));
-    Ok(programs)
+    let open = || async move {
+        blocking(move || Programs::open(groups_folder(folder)?.join("programs.log"))).await.map(Rc::new)
+    };
+    host.programs.get_or_try_init(open).await.cloned()
 }
 
 /// Makes the folder for operations on groups.

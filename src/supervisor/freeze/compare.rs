@@ -34,8 +34,7 @@ use crate::supervisor::registry::Supervisor;
 /// `notFound`, `corrupt`, and errors of members that differ.
 pub async fn diff(supervisor: &Supervisor, group: &str, (from, to): (&str, &str), actor: &Actor) -> Result<GroupDiff> {
     let host = supervisor.host();
-    let _turn = turn(host).await?;
-    let group = super::find(supervisor, actor.uid, group).await?;
+    let (group, _turn) = turn(supervisor, actor.uid, group).await?;
     let from = find_freeze(host, &group, if from.is_empty() { "latest" } else { from }).await?;
     let before = manifest(host, &from).await?.parts;
     let after = match to {

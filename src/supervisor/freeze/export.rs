@@ -33,8 +33,7 @@ use crate::supervisor::registry::bundle_io::{self, Export, Outlet};
 pub async fn export(supervisor: &Supervisor, group: &str, reference: &str, actor: &Actor) -> Result<Export> {
     let host = supervisor.host();
     let place = bundle_io::place(supervisor)?;
-    let turn = turn(host).await?;
-    let group = super::find(supervisor, actor.uid, group).await?;
+    let (group, turn) = turn(supervisor, actor.uid, group).await?;
     if group.unfinished {
         recover::unfinished(supervisor, &group).await?;
     }

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::objects::blocking;
+use super::operation_turn::turn_with;
 use super::sources::{self, database_files, pending};
 use super::{access, import_end, kept_commits, pauses, recover, removal};
 use crate::catalog::Notes;
@@ -81,8 +82,12 @@ pub async fn add(
     actor: &Actor,
 ) -> Result<Member> {
     let host = supervisor.host();
-    let _turn = super::turn(host).await?;
-    let group = find(supervisor, actor.uid, group).await?;
+    // Unchecked: its turn comes first.
+    let named = match kind {
+        "kernel" => supervisor.find(actor.uid, target).ok().map(|kernel| Target::Kernel { id: kernel.id }),
+        kind => Target::named(kind, target),
+    };
+    let (group, _turn) = turn_with(supervisor, actor.uid, group, named.as_slice()).await?;
     pauses::refuse(&group)?;
     let (target, own_name) = match kind {
         "kernel" => {
@@ -277,8 +282,7 @@ async fn may_be_member(supervisor: &Supervisor, kernel: &Kernel) -> Result<()> {
 /// `notFound`, `conflict` while an operation has not ended.
 pub async fn remove(supervisor: &Supervisor, group: &str, member: &str, actor: &Actor) -> Result<()> {
     let host = supervisor.host();
-    let _turn = super::turn(host).await?;
-    let group = find(supervisor, actor.uid, group).await?;
+    let (group, _turn) = super::turn(supervisor, actor.uid, group).await?;
     if !member.is_empty() {
         let notes = notes(host, actor, "group.drop", format!("{}: {member}", group.name));
         if !group.unfinished {
@@ -322,8 +326,7 @@ fn forget<'a>(host: &Host, members: impl Iterator<Item = &'a Member>) {
 /// `notFound`, `conflict` if every operation has ended.
 pub async fn abandon(supervisor: &Supervisor, group: &str, actor: &Actor) -> Result<Vec<String>> {
     let host = supervisor.host();
-    let _turn = super::turn(host).await?;
-    let group = find(supervisor, actor.uid, group).await?;
+    let (group, _turn) = super::turn(supervisor, actor.uid, group).await?;
     if !group.unfinished {
         return Err(Error::conflict(format!("every operation of group {} has ended", group.name))
             .reason("group_finished")

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use super::groups::checked_name;
 use super::import_end::{new_repositories, place, repository_of, withdraw};
 use super::member_places::{self, Placed};
+use super::operation_turn::of_targets;
 use super::pairings::pairings;
 use super::{access, objects, scratch};
 use crate::bundle::GroupContents;
@@ -87,7 +88,13 @@ pub async fn import(
     actor: &Actor,
 ) -> Result<Arrived> {
     import.review(supervisor, actor).await?;
-    let turn = turn(supervisor.host()).await?;
+    let parts = &import.group()?.manifest.parts;
+    let named = |(name, place): &(String, String)| {
+        let part = parts.iter().find(|part| part.name == *name)?;
+        Target::named(part.captured.kind(), place)
+    };
+    let named: Vec<Target> = arrival.places.iter().filter_map(named).collect();
+    let turn = of_targets(supervisor.host(), None, named.iter()).await?;
     let (this, actor) = (supervisor.clone(), actor.clone());
     // A separate task, so that a client's disconnect leaves nothing half done.
     let making = tokio::task::spawn_local(async move {

@@ -24,8 +24,7 @@ pub async fn lock(supervisor: &Supervisor, name: &str, actor: &Actor) -> Result<
     if let Ok(kernel) = supervisor.find(actor.uid, name) {
         return of_kernel_now(host, &kernel).await;
     }
-    let _turn = turn(host).await?;
-    let group = super::find(supervisor, actor.uid, name).await?;
+    let (group, _turn) = turn(supervisor, actor.uid, name).await?;
     let mut live = members::open(supervisor, &group, |_| true).await?;
     Ok(of_group_now(host, &group, &mut live).await?.0)
 }
@@ -85,8 +84,7 @@ pub async fn check(supervisor: &Supervisor, name: &str, reference: &str, actor: 
         before.add_kernel(kernel.spec().name.as_str(), checkpoint.id.to_string(), &manifest.repositories, &revision);
         return Ok(of_kernel_now(host, &kernel).await?.differences(&before));
     }
-    let _turn = turn(host).await?;
-    let group = super::find(supervisor, actor.uid, name).await?;
+    let (group, _turn) = turn(supervisor, actor.uid, name).await?;
     let freezes = host.catalog.freezes(group.id).await?;
     if freezes.is_empty() {
         return Err(

@@ -6,7 +6,8 @@
 //!           pauses: what a failed freeze leaves paused, until a client resumes it
 //!           recover: at start, and before the next operation of an unfinished group
 //! ```
-//! One operation runs at a time. Each runs in a task of its own, to its end, even if its client disconnects.
+//! One operation of a group runs at a time, and one on a member that several groups share (`operation_turn`). Each runs in a task of
+//! its own, to its end, even if its client disconnects.
 
 mod access;
 mod compare;
@@ -22,6 +23,7 @@ mod member_places;
 mod members;
 mod notes;
 mod objects;
+mod operation_turn;
 mod pairings;
 mod pauses;
 mod provenance;
@@ -37,6 +39,7 @@ pub use export::export;
 pub use groups::{abandon, add, create, exists, find, list, remove};
 pub use import::{Arrived, ArrivingGroup, arriving, import};
 pub use locks::{check, lock, lock_of};
+use operation_turn::turn;
 pub use pauses::{configure, resume};
 pub use provenance::provenance;
 pub use recover::recover;
@@ -45,8 +48,6 @@ pub use run_freeze::{Taken, freeze};
 pub use run_restore::{restore, undo};
 
 use std::path::PathBuf;
-
-use tokio::sync::OwnedSemaphorePermit;
 
 use crate::core::error::{Error, Result};
 use crate::core::freeze::{Freeze, FreezeManifest, Group};
@@ -63,15 +64,6 @@ pub struct Restored {
     pub safety: FreezeId,
     /// What could not be checked.
     pub notes: Vec<String>,
-}
-
-/// Waits for the turn of an operation.
-async fn turn(host: &Host) -> Result<OwnedSemaphorePermit> {
-    let turn = std::sync::Arc::clone(&host.group_turn).acquire_owned();
-    match tokio::time::timeout(limits::CHECKPOINT_WAIT, turn).await {
-        Ok(turn) => turn.map_err(|_| Error::unavailable("the daemon is stopping")),
-        Err(_) => Err(Error::busy("another group is being frozen or restored").reason("group_turn")),
-    }
 }
 
 /// Files of an operation on a group.

@@ -6,7 +6,7 @@
 use std::rc::Rc;
 
 use super::groups::notes;
-use super::{find, turn};
+use super::turn;
 use crate::core::error::{Error, Result};
 use crate::core::freeze::on_failure::OnFailure;
 use crate::core::freeze::{Group, Member, Target};
@@ -24,8 +24,7 @@ use crate::supervisor::registry::Supervisor;
 /// `notFound`, and database errors.
 pub async fn configure(supervisor: &Supervisor, group: &str, on_failure: OnFailure, actor: &Actor) -> Result<()> {
     let host = supervisor.host();
-    let _turn = turn(host).await?;
-    let group = find(supervisor, actor.uid, group).await?;
+    let (group, _turn) = turn(supervisor, actor.uid, group).await?;
     let detail = format!("{}: on failure {}", group.name, on_failure.name());
     host.catalog.set_on_failure(group.id, on_failure, notes(host, actor, "group.set", detail)).await?;
     Ok(())
@@ -37,8 +36,7 @@ pub async fn configure(supervisor: &Supervisor, group: &str, on_failure: OnFailu
 /// `notFound`, and database errors.
 pub async fn resume(supervisor: &Supervisor, group: &str, actor: &Actor) -> Result<()> {
     let host = supervisor.host();
-    let _turn = turn(host).await?;
-    let group = find(supervisor, actor.uid, group).await?;
+    let (group, _turn) = turn(supervisor, actor.uid, group).await?;
     if group.paused.is_some() {
         host.catalog.open_group(group.id, notes(host, actor, "group.resume", group.name.clone())).await?;
         host.events.publish("", "group_resumed", serde_json::json!({ "group": group.name }));

@@ -13,8 +13,7 @@ use crate::supervisor::registry::Supervisor;
 /// # Errors
 /// `notFound`, `conflict` while an operation of the group has not ended.
 pub async fn remove_freeze(supervisor: &Supervisor, group: &str, reference: &str, actor: &Actor) -> Result<()> {
-    let _turn = turn(supervisor.host()).await?;
-    let group = super::find(supervisor, actor.uid, group).await?;
+    let (group, _turn) = turn(supervisor, actor.uid, group).await?;
     let freeze = find_freeze(supervisor.host(), &group, reference).await?;
     remove(supervisor, &group, &freeze, actor).await
 }

@@ -55,8 +55,7 @@ pub async fn freeze(
         let most = limits::FREEZE_MESSAGE_BYTES;
         return Err(Error::invalid(format!("a freeze's message is one line of at most {most} bytes")));
     }
-    let turn = turn(supervisor.host()).await?;
-    let group = super::find(supervisor, actor.uid, group).await?;
+    let (group, turn) = turn(supervisor, actor.uid, group).await?;
     let (this, message, actor) = (supervisor.clone(), message.to_owned(), actor.clone());
     let freezing = tokio::task::spawn_local(async move {
         let _turn = turn;

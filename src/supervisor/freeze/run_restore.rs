@@ -21,6 +21,7 @@ use crate::core::kernel::transition::Kind;
 use crate::supervisor::host::Host;
 use crate::supervisor::host::actor::Actor;
 use crate::supervisor::host::audit::bounded;
+use crate::supervisor::host::operation_queue::Turn;
 use crate::supervisor::registry::Supervisor;
 
 /// Restores a group, or some of its members, to a freeze.
@@ -35,8 +36,7 @@ pub async fn restore(
     members: Vec<String>,
     actor: &Actor,
 ) -> Result<Restored> {
-    let turn = turn(supervisor.host()).await?;
-    let group = super::find(supervisor, actor.uid, group).await?;
+    let (group, turn) = turn(supervisor, actor.uid, group).await?;
     let freeze = find_freeze(supervisor.host(), &group, reference).await?;
     to(supervisor, group, freeze, Wanted::Named(members), actor, turn).await
 }
@@ -46,8 +46,7 @@ pub async fn restore(
 /// # Errors
 /// `notFound` if nothing was restored, and errors of [`restore`].
 pub async fn undo(supervisor: &Supervisor, group: &str, actor: &Actor) -> Result<Restored> {
-    let turn = turn(supervisor.host()).await?;
-    let group = super::find(supervisor, actor.uid, group).await?;
+    let (group, turn) = turn(supervisor, actor.uid, group).await?;
     let none =
         || Error::not_found(format!("nothing was restored in group {}, so there is nothing to undo", group.name));
     let id = group.undo.ok_or_else(none)?;
@@ -70,7 +69,7 @@ async fn to(
     freeze: Freeze,
     wanted: Wanted,
     actor: &Actor,
-    turn: tokio::sync::OwnedSemaphorePermit,
+    turn: Turn,
 ) -> Result<Restored> {
     let (this, actor) = (supervisor.clone(), actor.clone());
     let restoring = tokio::task::spawn_local(async move {

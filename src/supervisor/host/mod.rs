@@ -7,6 +7,7 @@ pub(crate) mod data_sync;
 pub mod environment;
 pub mod events;
 pub(crate) mod metrics;
+pub(crate) mod operation_queue;
 pub(crate) mod prepared_copies;
 pub(crate) mod reserve;
 pub(crate) mod signing;
@@ -60,16 +61,16 @@ pub struct Host {
     /// Counters and timings.
     pub metrics: Metrics,
     pub(crate) reserve: Reserve,
-    /// The permit of the only operation on groups.
-    pub(crate) group_turn: std::sync::Arc<tokio::sync::Semaphore>,
+    /// The operations on groups.
+    pub(crate) group_queue: Rc<operation_queue::OperationQueue>,
     /// Watches of kernels' files.
     pub(crate) file_watches: std::sync::Arc<tokio::sync::Semaphore>,
     /// The key that signs, since its first use.
     pub(crate) key: tokio::sync::OnceCell<std::sync::Arc<signing::HostKey>>,
     /// Runs git for groups, since its first use.
-    pub(crate) git: RefCell<Option<Rc<crate::git::Git>>>,
+    pub(crate) git: tokio::sync::OnceCell<Rc<crate::git::Git>>,
     /// Runs programs of data sources, since its first use.
-    pub(crate) programs: RefCell<Option<Rc<crate::programs::Programs>>>,
+    pub(crate) programs: tokio::sync::OnceCell<Rc<crate::programs::Programs>>,
     /// Members of restores that could not be ended: kernels among them stay held.
     pub(crate) parked: RefCell<HashMap<crate::core::ids::GroupId, Vec<Box<dyn std::any::Any>>>>,
     /// Folders without a git repository, by content.
@@ -112,11 +113,11 @@ impl Host {
             files,
             metrics: Metrics::new(),
             reserve,
-            group_turn: std::sync::Arc::new(tokio::sync::Semaphore::new(1)),
+            group_queue: Rc::default(),
             file_watches: std::sync::Arc::new(tokio::sync::Semaphore::new(limits::FILE_WATCHES_IN_ALL)),
             key: tokio::sync::OnceCell::new(),
-            git: RefCell::default(),
-            programs: RefCell::default(),
+            git: tokio::sync::OnceCell::new(),
+            programs: tokio::sync::OnceCell::new(),
             parked: RefCell::default(),
             barren: std::sync::Arc::default(),
             prepared,

@@ -1,0 +1,88 @@
+//! The turn of an operation: with its group and members, against other groups that share some.
+
+use std::path::Path;
+use std::rc::Rc;
+
+use crate::core::error::{Error, Result};
+use crate::core::freeze::concern::Concern;
+use crate::core::freeze::postgres::Connection;
+use crate::core::freeze::{Group, Target};
+use crate::core::ids::GroupId;
+use crate::core::limits;
+use crate::git::shared_by;
+use crate::supervisor::host::Host;
+use crate::supervisor::host::operation_queue::Turn;
+use crate::supervisor::registry::Supervisor;
+
+/// Finds a group and waits for its turn.
+///
+/// # Errors
+/// `notFound`, `busy` (`group_turn`).
+pub(super) async fn turn(supervisor: &Supervisor, uid: u32, name: &str) -> Result<(Group, Turn)> {
+    turn_with(supervisor, uid, name, &[]).await
+}
+
+/// As [`turn`], of an operation that concerns further things.
+///
+/// # Errors
+/// `notFound`, `busy` (`group_turn`).
+pub(super) async fn turn_with(
+    supervisor: &Supervisor,
+    uid: u32,
+    name: &str,
+    further: &[Target],
+) -> Result<(Group, Turn)> {
+    loop {
+        let group = super::find(supervisor, uid, name).await?;
+        let targets = group.members.iter().map(|member| &member.target).chain(further);
+        let turn = of_targets(supervisor.host(), Some(group.id), targets).await?;
+        // An earlier operation may have changed its members.
+        let now = super::find(supervisor, uid, name).await?;
+        if (now.id, &now.members) == (group.id, &group.members) {
+            return Ok((now, turn));
+        }
+    }
+}
+
+/// Waits for the turn of an operation on these members, and on their group unless that is new.
+///
+/// # Errors
+/// `busy` (`group_turn`).
+pub(super) async fn of_targets<'a>(
+    host: &Rc<Host>,
+    group: Option<GroupId>,
+    targets: impl Iterator<Item = &'a Target>,
+) -> Result<Turn> {
+    let of_group = group.into_iter().map(Concern::Group);
+    let concerns = of_group.chain(targets.flat_map(|target| concerns_of(host, target))).collect();
+    match tokio::time::timeout(limits::CHECKPOINT_WAIT, host.group_queue.take(concerns)).await {
+        Ok(turn) => Ok(turn),
+        Err(_) => Err(Error::busy("an operation on the group, or on a member that it shares, has not ended")
+            .reason("group_turn")
+            .hint("wait for its end, then try again")),
+    }
+}
+
+/// What an operation on a member concerns.
+fn concerns_of(host: &Host, target: &Target) -> Vec<Concern> {
+    let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    match target {
+        Target::Kernel { id } => vec![Concern::Kernel(*id)],
+        Target::Repository { path } => {
+            let path = real(Path::new(path));
+            // References and objects are those of the repository that it was made from.
+            let shared = shared_by(&path);
+            std::iter::once(path).chain(shared).map(Concern::Path).collect()
+        }
+        Target::Database { path } | Target::Directory { path } => vec![Concern::Path(real(Path::new(path)))],
+        Target::Command { source } => vec![Concern::Source(source.clone())],
+        Target::Postgres { connection } => {
+            let parsed = connection.parse::<Connection>();
+            vec![Concern::Postgres(parsed.map_or_else(|_| connection.clone(), |parsed| parsed.database))]
+        }
+        Target::Server { server } => {
+            let data = host.config.postgres.get(server).map(|server| real(&server.data));
+            std::iter::once(Concern::Server(server.clone())).chain(data.map(Concern::Path)).collect()
+        }
+    }
+}
