@@ -866,7 +866,7 @@ struct Difference {
 enum Area {
   state @0; file @1; mount @2; mcp @3; journal @4; step @5; agent @6; decision @7; artifact @8; tool @9; limit @10; size @11;
 }
-enum Deed { added @0; removed @1; changed @2; renamed @3; }
+enum Deed { added @0; removed @1; changed @2; renamed @3; unknown @4; } # `unknown`: not compared, only of groups
 
 struct Restoration {
   checkpoint @0 :Checkpoint;  # the restored checkpoint

@@ -173,7 +173,9 @@ fn conflicts<'a>(change: &'a Difference, here: &BTreeSet<&'a str>) -> Vec<&'a st
         Deed::Added | Deed::Changed if !change.what.iter().any(|what| what == "kind") => {
             here.get(change.name.as_str()).copied().into_iter().collect()
         }
-        Deed::Added | Deed::Changed | Deed::Removed | Deed::Renamed => here.iter().filter(replaced).copied().collect(),
+        Deed::Added | Deed::Changed | Deed::Removed | Deed::Renamed | Deed::Unknown => {
+            here.iter().filter(replaced).copied().collect()
+        }
     }
 }
 
@@ -226,7 +228,7 @@ async fn apply(context: &Context, to: &FilesClient, from: &FilesClient, changes:
             Deed::Removed => &change.name,
             Deed::Renamed => &change.before,
             Deed::Changed if change.what.iter().any(|what| what == "kind") => &change.name,
-            Deed::Added | Deed::Changed => continue,
+            Deed::Added | Deed::Changed | Deed::Unknown => continue,
         };
         match to.remove(gone.as_bytes(), true).await {
             Err(error) if error.code != ErrorCode::NotFound => return Err(error.into()),

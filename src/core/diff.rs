@@ -90,11 +90,13 @@ pub enum Deed {
     Changed,
     /// The same content under another name.
     Renamed,
+    /// In both states, and not compared.
+    Unknown,
 }
 
 impl Deed {
     /// Every kind.
-    pub const ALL: [Deed; 4] = [Deed::Added, Deed::Removed, Deed::Changed, Deed::Renamed];
+    pub const ALL: [Deed; 5] = [Deed::Added, Deed::Removed, Deed::Changed, Deed::Renamed, Deed::Unknown];
 
     /// The kind in one word.
     pub const fn name(self) -> &'static str {
@@ -103,6 +105,7 @@ impl Deed {
             Deed::Removed => "removed",
             Deed::Changed => "changed",
             Deed::Renamed => "renamed",
+            Deed::Unknown => "unknown",
         }
     }
 }
@@ -148,7 +151,7 @@ impl Difference {
             Deed::Renamed => Difference { area, deed, name: before, before: name, after, what },
             Deed::Added => Difference { area, deed: Deed::Removed, name, before: after, after: before, what },
             Deed::Removed => Difference { area, deed: Deed::Added, name, before: after, after: before, what },
-            Deed::Changed => Difference { area, deed, name, before: after, after: before, what },
+            Deed::Changed | Deed::Unknown => Difference { area, deed, name, before: after, after: before, what },
         }
     }
 }

@@ -218,9 +218,11 @@ pub fn difference(difference: &Difference, paint: Paint) -> String {
         Deed::Added => paint.good(&format!("+ {name}")),
         Deed::Removed => paint.bad(&format!("- {name}")),
         Deed::Changed | Deed::Renamed => paint.note(&format!("~ {name}")),
+        Deed::Unknown => paint.note(&format!("? {name}")),
     };
     let facts = match difference.deed {
         Deed::Renamed => String::new(),
+        Deed::Unknown => difference.what.join(", "),
         Deed::Changed if !difference.what.is_empty() => difference.what.join(", "),
         Deed::Changed if difference.before == difference.after => String::new(),
         Deed::Changed => format!("{} → {}", first_line(&difference.before, NAME), first_line(&difference.after, NAME)),

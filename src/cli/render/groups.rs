@@ -100,6 +100,7 @@ pub fn group_differences(differences: &[GroupDifference], paint: Paint) -> Strin
             Deed::Added => paint.good(&format!("+ {name}")),
             Deed::Removed => paint.bad(&format!("- {name}")),
             Deed::Changed | Deed::Renamed => paint.note(&format!("~ {name}")),
+            Deed::Unknown => paint.note(&format!("? {name}")),
         });
         let (before, after) = (first_line(&one.before, SHOWN), first_line(&one.after, SHOWN));
         let mut facts = match (before.as_str(), after.as_str()) {

@@ -25,7 +25,7 @@ pub struct GroupDifference {
     pub before: String,
     /// The present value, bounded.
     pub after: String,
-    /// The changed properties, if known; `uncommitted` for a file of a repository.
+    /// The changed properties, if known; `uncommitted` for a file of a repository; why it was not compared.
     pub details: Vec<String>,
 }
 
@@ -87,6 +87,11 @@ impl<'a> Subject<'a> {
     /// Adds a difference without details.
     pub fn add(&mut self, what: &str, deed: Deed, name: &str, before: &str, after: &str) {
         self.push(what, deed, name, (before, after), Vec::new());
+    }
+
+    /// Says that something may differ, and why it was not compared.
+    pub fn unknown(&mut self, what: &str, name: &str, why: &str) {
+        self.push(what, Deed::Unknown, name, ("", ""), vec![format!("not compared: {why}")]);
     }
 
     /// Adds a difference if two values differ; an empty one is absent.

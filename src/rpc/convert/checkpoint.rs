@@ -258,6 +258,7 @@ pub(super) fn deed_from_wire(deed: wire::Deed) -> Deed {
         wire::Deed::Removed => Deed::Removed,
         wire::Deed::Changed => Deed::Changed,
         wire::Deed::Renamed => Deed::Renamed,
+        wire::Deed::Unknown => Deed::Unknown,
     }
 }
 
@@ -267,6 +268,7 @@ pub(super) fn deed_to_wire(deed: Deed) -> wire::Deed {
         Deed::Removed => wire::Deed::Removed,
         Deed::Changed => wire::Deed::Changed,
         Deed::Renamed => wire::Deed::Renamed,
+        Deed::Unknown => wire::Deed::Unknown,
     }
 }
 

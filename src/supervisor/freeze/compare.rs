@@ -18,7 +18,8 @@ use crate::core::freeze::postgres::Rows;
 use crate::core::freeze::refs::{DependencyLock, RepositoryLock};
 use crate::core::freeze::server::ServerPart;
 use crate::core::freeze::{
-    Captured, DatabasePart, DirectoryPart, Group, KernelRevision, Member, Part, PostgresPart, RepositoryPart, Target,
+    Captured, DatabasePart, DirectoryPart, Group, KernelRevision, Member, Part, PostgresFacts, PostgresPart,
+    RepositoryPart, Target,
 };
 use crate::core::ids::{CheckpointId, KernelId};
 use crate::core::limits;
@@ -185,9 +186,11 @@ impl Pair<'_> {
                 };
                 let schema = |part: &ServerPart| part.revision.as_ref().map(ToString::to_string).unwrap_or_default();
                 of.change("schema", "schema", &schema(&part), &schema(&now));
-                // What its files hold now is not known without a freeze.
-                if is_frozen && part.tree != now.tree {
+                if !is_frozen {
+                    of.unknown("content", "rows", "a freeze holds the files of a server, which only a server reads");
+                } else if part.tree != now.tree {
                     of.add("content", Deed::Changed, "data directory", "", "");
+                    of.unknown("content", "rows", "they are in files that only a server reads");
                 }
                 Ok(())
             }
@@ -213,9 +216,14 @@ impl Pair<'_> {
     ) -> Result<()> {
         let schema = |part: &PostgresPart| part.revision.as_ref().map(ToString::to_string).unwrap_or_default();
         of.change("schema", "schema", &schema(before), &schema(after));
+        // Those of the present are not read.
+        if before.facts.is_some() && after.facts.is_some() {
+            of.change_each("setting", &settings(before), &settings(after));
+        }
         if connection.is_none() && before.image == after.image {
             return Ok(());
         }
+        let count = of.count();
         std::fs::create_dir_all(&self.scratch)
             .map_err(|error| Error::unavailable(format!("{}: {error}", self.scratch.display())))?;
         let host = self.host();
@@ -229,12 +237,17 @@ impl Pair<'_> {
         };
         of.change_each("rows", &counts(&then), &counts(&now));
         of.omit(now.omitted);
+        if of.count() == count && (before.image, after.image) != (None, None) {
+            of.unknown("content", "rows", "only their numbers are");
+        }
         Ok(())
     }
 
     async fn directory(&self, before: DirectoryPart, after: DirectoryPart, of: &mut Subject<'_>) -> Result<()> {
         let state = |part: &DirectoryPart| if part.tree.is_some() { "present" } else { "absent" };
         of.change("state", "directory", state(&before), state(&after));
+        let owner = |part: &DirectoryPart| part.tree.map(|_| format!("{}:{}", part.uid, part.gid)).unwrap_or_default();
+        of.change("owner", "directory", &owner(&before), &owner(&after));
         let (Some(before), Some(after)) = (before.tree, after.tree) else { return Ok(()) };
         let take = async |found: crate::core::diff::Difference| {
             let crate::core::diff::Difference { area, deed, name, before, after, what } = found;
@@ -422,6 +435,16 @@ fn replaced(of: &mut Subject<'_>, name: &str, now: &Now<'_>) -> Result<()> {
     };
     of.add("member", Deed::Changed, name, "", &format!("another {kind}"));
     Ok(())
+}
+
+/// What a PostgreSQL database is created with.
+fn settings(part: &PostgresPart) -> BTreeMap<String, String> {
+    let of = |facts: &PostgresFacts| {
+        let PostgresFacts { encoding, collate, ctype, owner } = facts;
+        let all = [("encoding", encoding), ("collation", collate), ("character classes", ctype), ("owner", owner)];
+        all.map(|(name, value)| (name.to_owned(), value.clone())).into()
+    };
+    part.facts.as_ref().map(of).unwrap_or_default()
 }
 
 /// Commit and content of each submodule, those inside of others too.

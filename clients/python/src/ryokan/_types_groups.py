@@ -92,7 +92,7 @@ class GroupDifference:
     what: str
     """An area of a kernel; `head`, `commit`, `file`, `table`, `rows` and so on."""
     change: str
-    """`added`, `removed`, `changed` or `renamed`."""
+    """`added`, `removed`, `changed`, `renamed`, or `unknown`: not compared, and `details` say why."""
     name: str
     before: str
     after: str
