@@ -31,6 +31,8 @@ pub struct Source {
     pub thaw: Vec<String>,
     /// Replaces the data by its standard input.
     pub restore: Vec<String>,
+    /// Prints what identifies the data; empty: it is not known whether the data changes.
+    pub revision: Vec<String>,
     /// Time limit of each program.
     #[serde(with = "span")]
     pub timeout: Duration,
@@ -46,6 +48,7 @@ impl Default for Source {
             capture: Vec::new(),
             thaw: Vec::new(),
             restore: Vec::new(),
+            revision: Vec::new(),
             timeout: limits::SOURCE_TIMEOUT,
             max_size: limits::SOURCE_BYTES,
         }
@@ -83,6 +86,7 @@ pub(super) fn check(sources: &Sources, faults: &mut Faults) {
             ("capture", &source.capture, true),
             ("thaw", &source.thaw, !source.freeze.is_empty()),
             ("restore", &source.restore, true),
+            ("revision", &source.revision, false),
         ] {
             if let Some(what) = argv_fault(argv, required) {
                 wrong(key, what);

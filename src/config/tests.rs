@@ -67,8 +67,8 @@ fn example_values_match_defaults() {
     let queue = config.sources.remove("queue").expect("it is shown");
     let argv = |verb: &str| vec!["/usr/local/bin/queue".to_owned(), verb.to_owned()];
     let Source { timeout, max_size, .. } = Source::default();
-    let shown = [&queue.freeze, &queue.capture, &queue.thaw, &queue.restore].map(Clone::clone);
-    assert_eq!(shown, ["pause", "dump", "resume", "load"].map(argv));
+    let shown = [&queue.freeze, &queue.capture, &queue.thaw, &queue.restore, &queue.revision].map(Clone::clone);
+    assert_eq!(shown, ["pause", "dump", "resume", "load", "digest"].map(argv));
     assert_eq!((queue.timeout, queue.max_size), (timeout, max_size));
     let main = config.postgres.remove("main").expect("it is shown");
     assert_eq!(main.stop, ["/usr/bin/systemctl", "--user", "stop", "postgres-main"].map(str::to_owned));

@@ -2,7 +2,8 @@
 //! process or make the operation fail.
 //!
 //! In builds with `debug_assertions` the environment variable [`VARIABLE`], `label[:n]=kill|eio|enospc|emfile|hold`, arms one point
-//! for its n-th pass (default 1); several are separated by commas. `hold` blocks while the file named by [`HOLD`] exists. In
+//! for its n-th pass (default 1); several are separated by commas. `hold` blocks while the file named by [`HOLD`] exists, and makes one with
+//! the extension `reached` beside it. In
 //! release builds a point is nothing at all.
 
 use std::io;
@@ -334,6 +335,8 @@ mod armed {
                 Deed::Fail(errno) => Err(io::Error::from_raw_os_error(errno)),
                 Deed::Hold => {
                     let file = std::env::var_os(super::HOLD).ok_or(io::ErrorKind::NotFound)?;
+                    // A test that may not write there does not wait for it.
+                    let _ = std::fs::write(std::path::Path::new(&file).with_extension("reached"), "");
                     while std::path::Path::new(&file).exists() {
                         std::thread::sleep(std::time::Duration::from_millis(10));
                     }

@@ -198,7 +198,7 @@ impl Estate {
 }
 
 /// Content, mode and owner of the files below a folder.
-fn walk(root: &Path, folder: &Path, state: &mut BTreeMap<String, String>) {
+pub fn walk(root: &Path, folder: &Path, state: &mut BTreeMap<String, String>) {
     for entry in fs::read_dir(folder).unwrap().flatten() {
         let (path, meta) = (entry.path(), entry.metadata().unwrap());
         let name = path.strip_prefix(root).unwrap().display().to_string();

@@ -1,5 +1,6 @@
 //! Groups: a kernel, a repository and a database that are frozen and restored as one.
 
+mod conformance;
 mod crash_safety;
 mod failures;
 mod filesystems;

@@ -77,7 +77,7 @@ impl Server {
         command
     }
 
-    fn psql(&self, database: &str, statement: &str) -> Output {
+    pub fn psql(&self, database: &str, statement: &str) -> Output {
         let mut command = Command::new(programs().join("psql"));
         command
             .args(["-X", "-q", "-A", "-t", "-w", "-v", "ON_ERROR_STOP=1", "-U", "shop", "-h"])

@@ -11,8 +11,9 @@ use super::crash_safety::{armed, killed, killed_at_start, points};
 use crate::support::{Host, User, until, users};
 
 /// A program with its data, its log and a mark while it is frozen, in the home. `fail-VERB` makes it fail once,
-/// `slow-VERB` hang, and `meddle` write to the directory while that is frozen.
-const PROGRAM: &str = r#"#!/bin/sh
+/// `slow-VERB` hang, `meddle` write to the directory while that is frozen, `lie` print another revision each time, and
+/// `lie-restore` bring other data back.
+pub const PROGRAM: &str = r#"#!/bin/sh
 cd "$(dirname "$0")" || exit 8
 echo "$1" >> log
 if [ -e "fail-$1" ]; then rm "fail-$1"; echo "no $1 today" >&2; exit 3; fi
@@ -21,7 +22,9 @@ case $1 in
 freeze) touch frozen ;;
 thaw) rm -f frozen ;;
 capture) [ -e frozen ] || exit 9; if [ -e meddle ]; then printf "$(cat meddle)" > ../uploads/a; fi; env > environment; cat data ;;
-restore) [ -e frozen ] || exit 9; cat > data.new; mv data.new data ;;
+restore) [ -e frozen ] || exit 9; cat > data.new; mv data.new data
+  if [ -e lie-restore ]; then rm lie-restore; echo other > data; fi ;;
+revision) if [ -e lie ]; then echo x >> lie; cat lie; fi; cat data ;;
 esac
 "#;
 
@@ -153,6 +156,7 @@ fn sources_are_restored_as_one() {
             diff.contains("~ file a  (content") && diff.contains("+ file new") && diff.contains("- file sub"),
             "{diff}"
         );
+        assert!(diff.contains("? data data  (not compared: "), "{diff}");
         host.ok(&RESTORE);
         assert_eq!(plant.verbs(), ["freeze", "capture", "restore", "thaw"]);
         assert_eq!(plant.state(), frozen);

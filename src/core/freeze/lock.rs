@@ -8,6 +8,7 @@ use super::locked_submodules::{self, LockedSubmodule};
 use super::refs::{DependencyLock, LinkedKind, McpLock, RepositoryLock};
 use super::workspace_database::WorkspaceDatabase;
 use super::{Captured, DatabasePart, KernelRevision, Part};
+use crate::core::ids::Digest;
 use crate::core::snapshot::image_version;
 
 /// Format of the text that this release writes.
@@ -37,7 +38,7 @@ pub struct Lock {
     /// Directories of the group.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub directory: Vec<LockedDirectory>,
-    /// Command sources of the group; absent for the present state.
+    /// Command sources of the group; of the present state, those whose revision is known.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub command: Vec<LockedCommand>,
     /// Lock files of package managers.
@@ -182,8 +183,12 @@ pub struct LockedCommand {
     pub name: String,
     /// Its name in the configuration.
     pub source: String,
-    /// Digest of its data.
+    /// Digest of its data; absent for the present state.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub data: String,
+    /// Hash of what its program says to identify the data; absent: there is no such program.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub revision: String,
 }
 
 impl Lock {
@@ -293,8 +298,10 @@ impl Lock {
                 let files = part.tree.map(|tree| tree.to_string()).unwrap_or_default();
                 self.directory.push(LockedDirectory { name, path: path.clone(), files });
             }
-            Captured::Command { source, data, .. } => {
-                self.command.push(LockedCommand { name, source: source.clone(), data: data.to_string() });
+            Captured::Command { source, data, bytes: _, revision } => {
+                let is_stored = *data != Digest::from_bytes([0; 32]);
+                let data = if is_stored { data.to_string() } else { String::new() };
+                self.command.push(LockedCommand { name, source: source.clone(), data, revision: revision.clone() });
             }
         }
     }
@@ -373,6 +380,12 @@ impl Lock {
                     reported.push(format!("directory {} has other files", then.name));
                 }
                 Some(_) => {}
+            }
+        }
+        for then in before.command.iter().filter(|then| !then.revision.is_empty()) {
+            let is_same = |now: &&LockedCommand| now.name == then.name && !now.revision.is_empty();
+            if self.command.iter().find(is_same).is_some_and(|now| now.revision != then.revision) {
+                reported.push(format!("source {} has other data", then.name));
             }
         }
         reported

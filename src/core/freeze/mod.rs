@@ -396,6 +396,9 @@ pub enum Captured {
         data: Digest,
         /// The size of that.
         bytes: u64,
+        /// A hash of what identifies the data; empty: no program says it.
+        #[serde(default, skip_serializing_if = "String::is_empty")]
+        revision: String,
     },
     /// Of a PostgreSQL database.
     Postgres {

@@ -42,6 +42,10 @@ pub const DIRECTORY_PAUSE: Duration = Duration::from_millis(100);
 pub const SOURCE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Default limit of the data of a command source, bytes.
 pub const SOURCE_BYTES: u64 = 1 << 30;
+/// Sections of a daemon's configuration that a freeze names.
+pub const CONFIGURATION_SECTIONS: usize = 64;
+/// What a program prints to identify the data of a command source, bytes.
+pub const SOURCE_REVISION_BYTES: u64 = 64 << 10;
 /// Time that a new daemon grants a data source's program of the former one to end.
 pub const PROGRAM_ORPHAN: Duration = Duration::from_secs(10);
 /// The record of a quiesced data source, bytes.

@@ -194,16 +194,27 @@ impl Pair<'_> {
                 }
                 Ok(())
             }
-            // What its programs would write now is not known without a freeze.
-            (Captured::Command { .. }, Now::Present(Target::Command { .. })) => Ok(()),
+            (Captured::Command { revision, .. }, Now::Present(target @ Target::Command { .. })) => {
+                match self.open(target).await?.present().await? {
+                    Some(Captured::Command { revision: now, .. }) if !revision.is_empty() => {
+                        of.change("data", "data", &revision, &now);
+                    }
+                    _ => of.unknown("data", "data", "no program of it says what identifies its data"),
+                }
+                Ok(())
+            }
             (_, now) => replaced(&mut of, self.name, &now),
         }
     }
 
     async fn present(&self, target: &Target) -> Result<Captured> {
+        let present = self.open(target).await?.present().await?;
+        present.ok_or_else(|| Error::internal("the member has no present state"))
+    }
+
+    async fn open(&self, target: &Target) -> Result<Live> {
         let member = Member { name: self.name.to_owned(), target: target.clone() };
-        let mut live = members::open_in(self.supervisor, self.group, &member, self.scratch.clone()).await?;
-        live.present().await?.ok_or_else(|| Error::internal("the member has no present state"))
+        members::open_in(self.supervisor, self.group, &member, self.scratch.clone()).await
     }
 
     /// `connection`: of the present database, if `after` is that.

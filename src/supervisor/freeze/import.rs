@@ -359,7 +359,10 @@ impl Arriving<'_> {
                 (part.uid, part.gid) = (nix::unistd::geteuid().as_raw(), nix::unistd::getegid().as_raw());
                 Captured::Directory { path: place, part }
             }
-            Captured::Command { data, bytes, .. } => Captured::Command { source: place, data, bytes },
+            // What a program of the other host printed says nothing here.
+            Captured::Command { data, bytes, .. } => {
+                Captured::Command { source: place, data, bytes, revision: String::new() }
+            }
             Captured::Postgres { part, .. } => Captured::Postgres { connection: place, part },
             Captured::Server { .. } => return Err(Error::internal("a server has no place")),
         })

@@ -422,7 +422,7 @@ impl Live {
         }
     }
 
-    /// What the gate and the lock judge of the present state; `None` for a kernel and a command source.
+    /// What the gate and the lock judge of the present state; `None` for a kernel and a command source without a revision.
     pub async fn present(&mut self) -> Result<Option<Captured>> {
         match &mut self.kind {
             LiveKind::Kernel { .. } => Ok(None),
