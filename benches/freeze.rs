@@ -178,7 +178,7 @@ impl Estate {
     /// Restores a freeze; returns the time until the database answers.
     fn restore(&self, name: &str) -> anyhow::Result<Duration> {
         let begun = Instant::now();
-        self.daemon.with(async |host| Ok(host.restore_group("all", name, &[]).await?))?;
+        self.daemon.with(async |host| Ok(host.restore_group("all", name, &[], Drain::default()).await?))?;
         self.server.sql("SELECT count(*) FROM t")?;
         Ok(begun.elapsed())
     }

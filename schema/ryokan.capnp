@@ -1134,10 +1134,12 @@ interface Groups {
   # `conflict` with reason `group_paused` after a failure with `pause`, until `resume`.
   freezes @6 (group :Text, limit :UInt32) -> (freezes :List(Freeze));
   # Newest first; `limit` 0: all.
-  restore @7 (group :Text, ref :Text, members :List(Text)) -> (restoration :GroupRestoration);
+  restore @7 (group :Text, ref :Text, members :List(Text), interrupt :Bool, waitMs :UInt64)
+      -> (restoration :GroupRestoration);
   # `ref`: a number, the beginning of an id, a message, `latest` or `~N`. `members` empty: all. After
-  # a freeze of type `system` to which `undo` returns. All or nothing.
-  undo @8 (group :Text) -> (restoration :GroupRestoration);
+  # a freeze of type `system` to which `undo` returns. All or nothing. Running executions as in
+  # `freeze`; `notes` name those that were interrupted.
+  undo @8 (group :Text, interrupt :Bool, waitMs :UInt64) -> (restoration :GroupRestoration);
   lock @9 (name :Text) -> (lock :Text);
   # Of the present state of a kernel or a group: docs/lock-format.md.
   check @10 (name :Text, ref :Text) -> (differences :List(Text));
@@ -1222,7 +1224,7 @@ struct GroupDifference {
 struct GroupRestoration {
   freeze @0 :Freeze;
   safety @1 :Text;            # the freeze taken just before
-  notes @2 :List(Text);       # what could not be checked
+  notes @2 :List(Text);       # what could not be checked or is not restored, and interrupted executions
 }
 
 interface Provenance {

@@ -17,7 +17,7 @@ use super::edit::EditArgs;
 use super::exec::{ExecArgs, RunArgs};
 use super::forks::ForkArgs;
 use super::forward::ForwardArgs;
-use super::groups::{FreezeArgs, GroupArgs, LockArgs};
+use super::groups::{DrainArgs, FreezeArgs, GroupArgs, LockArgs};
 use super::images::ImagesArgs;
 use super::journal::{EventsArgs, JournalArgs, MessageArgs};
 use super::jupyter::JupyterArgs;
@@ -109,6 +109,9 @@ pub struct StartArgs {
 pub struct UndoArgs {
     /// Name or id of the kernel, or name of the group
     pub name: KernelOrGroupArg,
+    /// Running code of a group.
+    #[command(flatten)]
+    pub drain: DrainArgs,
 }
 
 /// The commands.

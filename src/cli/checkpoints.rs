@@ -146,6 +146,9 @@ pub struct RestoreArgs {
     /// Of a group: only this member; repeatable
     #[arg(long = "member", value_name = "NAME")]
     pub members: Vec<String>,
+    /// Running code of a group.
+    #[command(flatten)]
+    pub drain: groups::DrainArgs,
 }
 
 /// Takes a checkpoint.
@@ -359,13 +362,14 @@ pub async fn restore(context: &Context, args: RestoreArgs) -> Result<(), Failure
             return Err(Failure::usage("--kind is for kernels", "name one of the group's kernels"));
         }
         Err(failure) if groups::is_group(&failure) => {
-            return groups::restore(context, &args.name, &args.reference, &args.members).await;
+            return groups::restore(context, &args.name, &args.reference, &args.members, &args.drain).await;
         }
         opened => opened?,
     };
     if !args.members.is_empty() {
         return Err(Failure::usage("--member is for groups", "leave it out for a kernel"));
     }
+    args.drain.refuse()?;
     let (found, _) = kernel.find_checkpoint(&args.reference).await?;
     if args.preview {
         return preview::preview(context, &kernel, &info, &found).await;
@@ -381,11 +385,12 @@ pub async fn restore(context: &Context, args: RestoreArgs) -> Result<(), Failure
 }
 
 /// Undoes the kernel's last restore.
-pub async fn undo(context: &Context, name: &str) -> Result<(), Failure> {
+pub async fn undo(context: &Context, name: &str, drain: &groups::DrainArgs) -> Result<(), Failure> {
     let (kernel, info) = match context.kernel(name).await {
-        Err(failure) if groups::is_group(&failure) => return groups::undo(context, name).await,
+        Err(failure) if groups::is_group(&failure) => return groups::undo(context, name, drain).await,
         opened => opened?,
     };
+    drain.refuse()?;
     context.confirm(&format!("undo the last restore of {}", info.spec.name))?;
     let done = kernel.undo(0).await?;
     show_restoration(context, name, &done)

@@ -288,17 +288,51 @@ pub async fn diff(context: &Context, name: &str, from: &str, to: &str) -> Result
     context.print(&render::group_differences(&diff.differences, context.terminal.paint))
 }
 
+/// What happens to running code of a group's kernels.
+#[derive(Debug, Args)]
+pub struct DrainArgs {
+    /// Of a group: interrupt running code of the kernels, do not wait for it
+    #[arg(long)]
+    pub interrupt: bool,
+    /// Of a group: how long to wait for running code, at most an hour; 1m by default
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    pub wait: Option<Duration>,
+}
+
+impl DrainArgs {
+    fn drain(&self) -> Drain {
+        Drain { interrupt: self.interrupt, wait: self.wait.unwrap_or(Drain::default().wait) }
+    }
+
+    /// Refuses them for a kernel.
+    ///
+    /// # Errors
+    /// A usage error.
+    pub fn refuse(&self) -> Result<(), Failure> {
+        match self.interrupt || self.wait.is_some() {
+            true => Err(Failure::usage("--interrupt and --wait are for groups", "leave them out for a kernel")),
+            false => Ok(()),
+        }
+    }
+}
+
 /// Restores a group.
-pub async fn restore(context: &Context, name: &str, reference: &str, members: &[String]) -> Result<(), Failure> {
+pub async fn restore(
+    context: &Context,
+    name: &str,
+    reference: &str,
+    members: &[String],
+    drain: &DrainArgs,
+) -> Result<(), Failure> {
     let what = if members.is_empty() { String::new() } else { format!("{} of ", members.join(", ")) };
     context.confirm(&format!("restore {what}group {name} to freeze {reference}"))?;
-    show_restored(context, name, &context.host().await?.restore_group(name, reference, members).await?)
+    show_restored(context, name, &context.host().await?.restore_group(name, reference, members, drain.drain()).await?)
 }
 
 /// Undoes a group's last restore.
-pub async fn undo(context: &Context, name: &str) -> Result<(), Failure> {
+pub async fn undo(context: &Context, name: &str, drain: &DrainArgs) -> Result<(), Failure> {
     context.confirm(&format!("undo the last restore of group {name}"))?;
-    show_restored(context, name, &context.host().await?.undo_group(name).await?)
+    show_restored(context, name, &context.host().await?.undo_group(name, drain.drain()).await?)
 }
 
 fn show_restored(context: &Context, name: &str, restored: &GroupRestored) -> Result<(), Failure> {

@@ -173,7 +173,7 @@ async fn dispatch(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Group(args) => groups::group(context, args).await,
         Command::Freeze(args) => groups::freeze(context, args).await,
         Command::Lock(args) => groups::lock(context, args).await,
-        Command::Undo(args) => checkpoints::undo(context, &args.name).await,
+        Command::Undo(args) => checkpoints::undo(context, &args.name, &args.drain).await,
         Command::Fork(args) => forks::fork(context, args).await,
         Command::Take(args) => take::take(context, args).await,
         Command::Watch(args) => watch::watch(context, args).await,

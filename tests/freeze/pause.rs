@@ -62,10 +62,14 @@ pub fn checkpoints(shop: &Shop) -> usize {
 fn running_code_is_awaited_or_interrupted() {
     let shop = Shop::new(User::Own);
     shop.work();
-    let mut command = shop.host.command("ryokan");
-    command.args(["--no-autostart", "exec", "agent", "x=8; sleep 600"]);
-    let mut running = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-    until("an execution", || shop.host.ok(&["show", "agent", "--json"]).contains("busy"));
+    let run = || {
+        let mut command = shop.host.command("ryokan");
+        command.args(["--no-autostart", "exec", "agent", "x=8; sleep 600"]);
+        let running = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        until("an execution", || shop.host.ok(&["show", "agent", "--json"]).contains("busy"));
+        running
+    };
+    let mut running = run();
     let refused = shop.host.cli(&["freeze", "shop", "--wait", "200ms"]);
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(refused.status.code() == Some(1) && said.contains("--interrupt"), "{said}");
@@ -77,6 +81,19 @@ fn running_code_is_awaited_or_interrupted() {
     let cost: serde_json::Value = serde_json::from_str(&shop.host.ok(&["freeze", "shop", "--json"])).unwrap();
     let members = cost["cost"]["members"].as_array().unwrap();
     assert!(members.iter().all(|member| member["interrupted"] == 0), "{cost}");
+    // So do a restore and its undo.
+    for command in [&["--yes", "restore", "shop", "1"][..], &["--yes", "undo", "shop"]] {
+        let mut running = run();
+        let refused = shop.host.cli(&[command, &["--wait", "200ms"]].concat());
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(refused.status.code() == Some(1) && said.contains("--interrupt"), "{said}");
+        assert!(running.try_wait().unwrap().is_none(), "it runs on");
+        let done = shop.host.cli(&[command, &["--interrupt"]].concat());
+        let said = String::from_utf8_lossy(&done.stderr).into_owned();
+        assert!(done.status.success() && said.contains("member agent: execution "), "{said}");
+        assert!(!running.wait().unwrap().success());
+    }
+    assert_eq!(shop.host.cli(&["--yes", "undo", "agent", "--interrupt"]).status.code(), Some(2));
 }
 
 #[test]

@@ -12,6 +12,11 @@ use crate::rpc::convert::groups::{on_failure_to_wire, read_freeze, read_group, r
 use crate::rpc::convert::{read_text, read_text_list};
 use crate::rpc::schema::ryokan_capnp as wire;
 
+/// At least one: none means the default.
+fn wait_ms(drain: Drain) -> u64 {
+    u64::try_from(drain.wait.as_millis()).unwrap_or(u64::MAX).max(1)
+}
+
 impl HostClient {
     pub(super) async fn groups_cap(&self) -> Result<wire::groups::Client> {
         let response = self.link.call(self.cap.groups_request().send().promise).await?;
@@ -125,7 +130,7 @@ impl HostClient {
         request.get().set_message(message);
         request.get().set_interrupt(drain.interrupt);
         request.get().set_on_failure(on_failure_to_wire(on_failure));
-        request.get().set_wait_ms(u64::try_from(drain.wait.as_millis()).unwrap_or(u64::MAX).max(1));
+        request.get().set_wait_ms(wait_ms(drain));
         let response = self.link.wait(request.send().promise).await?;
         answer(read_freeze(fields(fields(response.get())?.get_freeze())?))
     }
@@ -147,12 +152,20 @@ impl HostClient {
     ///
     /// # Errors
     /// Refusals of the gate (`refused`, `data_newer`) and errors of members; everything is as before then.
-    pub async fn restore_group(&self, group: &str, reference: &str, members: &[String]) -> Result<GroupRestored> {
+    pub async fn restore_group(
+        &self,
+        group: &str,
+        reference: &str,
+        members: &[String],
+        drain: Drain,
+    ) -> Result<GroupRestored> {
         let mut request = self.groups_cap().await?.restore_request();
         request.get().set_group(group);
         request.get().set_ref(reference);
         let length = u32::try_from(members.len()).map_err(|_| Error::invalid("too many members"))?;
         crate::rpc::convert::write_text_list(request.get().init_members(length), members);
+        request.get().set_interrupt(drain.interrupt);
+        request.get().set_wait_ms(wait_ms(drain));
         let response = self.link.wait(request.send().promise).await?;
         restoration(fields(fields(response.get())?.get_restoration())?)
     }
@@ -161,9 +174,11 @@ impl HostClient {
     ///
     /// # Errors
     /// `notFound`, and errors of [`Self::restore_group`].
-    pub async fn undo_group(&self, group: &str) -> Result<GroupRestored> {
+    pub async fn undo_group(&self, group: &str, drain: Drain) -> Result<GroupRestored> {
         let mut request = self.groups_cap().await?.undo_request();
         request.get().set_group(group);
+        request.get().set_interrupt(drain.interrupt);
+        request.get().set_wait_ms(wait_ms(drain));
         let response = self.link.wait(request.send().promise).await?;
         restoration(fields(fields(response.get())?.get_restoration())?)
     }

@@ -88,6 +88,20 @@ pub(super) async fn freeze_info(
     Ok(FreezeInfo { id, number, message, kind, creator, at_ms, restored_at_ms, is_head, lock, cost, notes })
 }
 
+/// What happens to running code.
+fn drain(interrupt: bool, wait_ms: u64) -> capnp::Result<Drain> {
+    let wait = match wait_ms {
+        0 => Drain::default().wait,
+        ms if Duration::from_millis(ms) <= limits::FREEZE_WAIT => Duration::from_millis(ms),
+        _ => {
+            let most = limits::FREEZE_WAIT.as_secs() / 60;
+            let refused = Error::invalid(format!("running code of a group is awaited for at most {most} minutes"));
+            return Err(to_capnp(refused.hint("wait for its end before, or interrupt it")));
+        }
+    };
+    Ok(Drain { interrupt, wait })
+}
+
 impl groups::Server for GroupsServer {
     async fn create(self: Rc<Self>, params: groups::CreateParams, _: groups::CreateResults) -> capnp::Result<()> {
         let name = read_name(params.get()?.get_name(), "name").map_err(to_capnp)?;
@@ -160,16 +174,7 @@ impl groups::Server for GroupsServer {
         let params = params.get()?;
         let group = read_name(params.get_group(), "group").map_err(to_capnp)?;
         let message = read_text(params.get_message(), "message").map_err(to_capnp)?;
-        let wait = match params.get_wait_ms() {
-            0 => Drain::default().wait,
-            ms if Duration::from_millis(ms) <= limits::FREEZE_WAIT => Duration::from_millis(ms),
-            _ => {
-                let most = limits::FREEZE_WAIT.as_secs() / 60;
-                let refused = Error::invalid(format!("a freeze waits at most {most} minutes for running code"));
-                return Err(to_capnp(refused.hint("wait for its end before, or interrupt it")));
-            }
-        };
-        let drain = Drain { interrupt: params.get_interrupt(), wait };
+        let drain = drain(params.get_interrupt(), params.get_wait_ms())?;
         let on_failure = on_failure_from_wire(params.get_on_failure()?);
         let taken = freeze::freeze(self.supervisor(), &group, (&message, drain, on_failure), &self.actor).await;
         let freeze::Taken { freeze, cost, notes } = taken.map_err(to_capnp)?;
@@ -208,13 +213,16 @@ impl groups::Server for GroupsServer {
         let group = read_name(params.get_group(), "group").map_err(to_capnp)?;
         let reference = read_text(params.get_ref(), "ref").map_err(to_capnp)?;
         let members = read_text_list(params.get_members(), "members", limits::GROUP_MEMBERS).map_err(to_capnp)?;
-        let done = freeze::restore(self.supervisor(), &group, &reference, members, &self.actor).await;
+        let drain = drain(params.get_interrupt(), params.get_wait_ms())?;
+        let done = freeze::restore(self.supervisor(), &group, &reference, (members, drain), &self.actor).await;
         self.restored(&group, done, results.get().init_restoration()).await
     }
 
     async fn undo(self: Rc<Self>, params: groups::UndoParams, mut results: groups::UndoResults) -> capnp::Result<()> {
-        let group = read_name(params.get()?.get_group(), "group").map_err(to_capnp)?;
-        let done = freeze::undo(self.supervisor(), &group, &self.actor).await;
+        let params = params.get()?;
+        let group = read_name(params.get_group(), "group").map_err(to_capnp)?;
+        let drain = drain(params.get_interrupt(), params.get_wait_ms())?;
+        let done = freeze::undo(self.supervisor(), &group, drain, &self.actor).await;
         self.restored(&group, done, results.get().init_restoration()).await
     }
 

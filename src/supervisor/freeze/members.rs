@@ -24,6 +24,8 @@ use crate::supervisor::kernel::command::Actor;
 use crate::supervisor::registry::Supervisor;
 use crate::sys::fault;
 
+mod notes;
+
 /// One member during an operation.
 pub(super) struct Live {
     pub name: String,
@@ -365,22 +367,6 @@ impl Live {
         }
     }
 
-    /// What a client must know of what was captured.
-    pub fn not_captured(&self) -> Result<Vec<String>> {
-        match &self.kind {
-            LiveKind::Repository { repository, state: Some(state), .. } => submodules::under_way(repository, state),
-            LiveKind::Kernel { .. } | LiveKind::Repository { .. } | LiveKind::Data(_) => Ok(Vec::new()),
-        }
-    }
-
-    /// What a client must know of a member that does not go on, and what happens next.
-    pub fn not_resumed(&self, error: &Error) -> String {
-        format!(
-            "member {} still does not work: {}; the next operation of group {} and the next start of the daemon try again",
-            self.name, error.message, self.group.2
-        )
-    }
-
     /// Keeps a kernel from work until its group is resumed; admits writers of data.
     pub async fn pause(&mut self) -> Result<()> {
         let LiveKind::Kernel { kernel, held, .. } = &mut self.kind else { return self.resume().await };
@@ -547,22 +533,6 @@ impl Live {
     pub fn await_group(&self) {
         if let LiveKind::Kernel { kernel, .. } = &self.kind {
             kernel.set_awaits_group(true);
-        }
-    }
-
-    /// Why a resumed data source does not serve.
-    pub fn at_rest(&self) -> Option<String> {
-        match &self.kind {
-            LiveKind::Data(source) => source.at_rest(),
-            LiveKind::Kernel { .. } | LiveKind::Repository { .. } => None,
-        }
-    }
-
-    /// Where the content that another program wrote during the restore was kept.
-    pub fn kept(&self) -> Option<&std::path::Path> {
-        match &self.kind {
-            LiveKind::Data(source) => source.kept(),
-            LiveKind::Kernel { .. } | LiveKind::Repository { .. } => None,
         }
     }
 

@@ -33,26 +33,26 @@ pub async fn restore(
     supervisor: &Supervisor,
     group: &str,
     reference: &str,
-    members: Vec<String>,
+    (members, drain): (Vec<String>, Drain),
     actor: &Actor,
 ) -> Result<Restored> {
     let (group, turn) = turn(supervisor, actor.uid, group).await?;
     let freeze = find_freeze(supervisor.host(), &group, reference).await?;
-    to(supervisor, group, freeze, Wanted::Named(members), actor, turn).await
+    to(supervisor, group, freeze, (Wanted::Named(members), drain), actor, turn).await
 }
 
 /// Returns a group to the state before its last restore.
 ///
 /// # Errors
 /// `notFound` if nothing was restored, and errors of [`restore`].
-pub async fn undo(supervisor: &Supervisor, group: &str, actor: &Actor) -> Result<Restored> {
+pub async fn undo(supervisor: &Supervisor, group: &str, drain: Drain, actor: &Actor) -> Result<Restored> {
     let (group, turn) = turn(supervisor, actor.uid, group).await?;
     let none =
         || Error::not_found(format!("nothing was restored in group {}, so there is nothing to undo", group.name));
     let id = group.undo.ok_or_else(none)?;
     let all = supervisor.host().catalog.freezes(group.id).await?;
     let freeze = all.into_iter().find(|freeze| freeze.id == id).ok_or_else(none)?;
-    to(supervisor, group, freeze, Wanted::Changed, actor, turn).await
+    to(supervisor, group, freeze, (Wanted::Changed, drain), actor, turn).await
 }
 
 /// Which members are restored.
@@ -67,7 +67,7 @@ async fn to(
     supervisor: &Supervisor,
     group: Group,
     freeze: Freeze,
-    wanted: Wanted,
+    wanted: (Wanted, Drain),
     actor: &Actor,
     turn: Turn,
 ) -> Result<Restored> {
@@ -87,7 +87,7 @@ async fn perform(
     supervisor: &Supervisor,
     group: &Group,
     freeze: Freeze,
-    wanted: Wanted,
+    (wanted, drain): (Wanted, Drain),
     actor: &Actor,
 ) -> Result<Restored> {
     let host = supervisor.host();
@@ -117,7 +117,7 @@ async fn perform(
     let others: Vec<&Member> = group.members.iter().filter(|member| !is_concerned(member)).collect();
     let together = pairings(&manifest.parts).into_iter().collect();
     let (restored, configuration) = (live.len(), manifest.configuration);
-    let mut run = Run { configuration, parts, live, restored, together, ..Run::new(host, group, freeze, actor) };
+    let mut run = Run { configuration, parts, live, restored, together, drain, ..Run::new(host, group, freeze, actor) };
     for member in others {
         match members::open_one(supervisor, group, member).await {
             Ok(live) => run.live.push(live),
@@ -166,6 +166,8 @@ pub(super) struct Run<'a> {
     /// The members in the order of their suspension.
     pub suspensions: Vec<usize>,
     pub actor: &'a Actor,
+    /// What happens to running code of the kernels.
+    pub drain: Drain,
     /// The freeze of the state before.
     pub safety: Option<Freeze>,
     pub failed: Option<Error>,
@@ -194,6 +196,7 @@ impl<'a> Run<'a> {
             compared: Ok(()),
             suspensions: Vec::new(),
             actor,
+            drain: Drain::default(),
             safety: None,
             failed: None,
             failures: Vec::new(),
@@ -224,7 +227,11 @@ impl<'a> Run<'a> {
                 // Data sources that are not restored go on once they are pinned.
                 let kind = if n < self.restored { Kind::Restore } else { Kind::Freeze };
                 let own = has_deadlines(&self.live[n]);
-                in_time(own, most, async { done(self.live[n].suspend(kind, actor, Drain::default()).await) }).await
+                let drain = self.drain;
+                let suspended =
+                    in_time(own, most, async { done(self.live[n].suspend(kind, actor, drain).await) }).await;
+                self.notes.extend(self.live[n].interrupted());
+                suspended
             }
             Action::Safety => done(self.take_safety().await),
             Action::Intent => done(self.intent(0).and_then_begin(self.host, self.group).await),
