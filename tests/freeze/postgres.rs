@@ -182,7 +182,10 @@ fn postgres_is_restored_as_one() {
         let (changed, later) = (server.state(), shop.kernel_state());
         let diff = shop.host.ok(&["diff", "plant"]);
         assert!(diff.contains("~ schema schema") && diff.contains("+ rows public.news  0"), "{diff}");
-        shop.host.ok(&RESTORE);
+        server.sql("postgres", "ALTER DATABASE shop SET work_mem = '5MB'; ALTER DATABASE shop CONNECTION LIMIT 9");
+        let restored = shop.host.cli(&RESTORE);
+        let said = String::from_utf8_lossy(&restored.stderr).into_owned();
+        assert!(restored.status.success() && said.contains("its settings, its connection limit;"), "{said}");
         assert_eq!((server.state(), shop.kernel_state()), (frozen.clone(), kernel.clone()));
         shop.host.ok(&["--yes", "undo", "plant"]);
         assert_eq!((server.state(), shop.kernel_state()), (changed, later));

@@ -213,6 +213,10 @@ impl Run<'_> {
             }
         }
         self.notes.extend(now.environment().differences(&before.environment()));
+        for live in &mut self.live[..self.restored] {
+            let lost = live.lost_by_restore().await?;
+            self.notes.extend(lost.map(|what| format!("member {}: {what}", live.name)));
+        }
         Ok(())
     }
 

@@ -27,6 +27,14 @@ impl Live {
         (exec != 0).then(|| format!("member {name}: execution {exec} was interrupted"))
     }
 
+    /// What a restore neither brings back nor keeps.
+    pub async fn lost_by_restore(&mut self) -> Result<Option<String>> {
+        match &mut self.kind {
+            LiveKind::Data(source) => source.lost_by_restore().await,
+            LiveKind::Kernel { .. } | LiveKind::Repository { .. } => Ok(None),
+        }
+    }
+
     /// Why a resumed data source does not serve.
     pub fn at_rest(&self) -> Option<String> {
         match &self.kind {

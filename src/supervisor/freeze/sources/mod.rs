@@ -125,6 +125,11 @@ pub(super) trait DataSource {
     /// Removes inactive copies.
     async fn discard(&mut self);
 
+    /// What the present content has that a restore neither brings back nor keeps, with a hint.
+    async fn lost_by_restore(&mut self) -> Result<Option<String>> {
+        Ok(None)
+    }
+
     /// Why the source does not serve although the operation has ended.
     fn at_rest(&self) -> Option<String> {
         None

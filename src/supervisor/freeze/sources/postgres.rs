@@ -59,6 +59,13 @@ const BEGIN: &str = "\
     END $$;
     SELECT pg_export_snapshot();
 ";
+/// What is set for a database and not in a dump of it.
+const LOST: &str = "SELECT concat_ws(', ', CASE WHEN datacl IS NOT NULL THEN 'its rights' END, \
+    CASE WHEN EXISTS (SELECT FROM pg_db_role_setting WHERE setdatabase = d.oid) THEN 'its settings' END, \
+    CASE WHEN datconnlimit <> -1 THEN 'its connection limit' END, \
+    CASE WHEN spcname <> 'pg_default' THEN 'its tablespace' END, \
+    CASE WHEN shobj_description(d.oid, 'pg_database') IS NOT NULL THEN 'its comment' END) \
+    FROM pg_database d JOIN pg_tablespace t ON t.oid = dattablespace WHERE datname = :name";
 /// The options of a pin: a bound on each wait for a lock of a table.
 const PIN_OPTIONS: &str = "-c search_path=pg_catalog -c lock_timeout=20s";
 
@@ -379,6 +386,22 @@ impl DataSource for PostgresSource {
         let reported = revision.to_string();
         let part = PostgresPart { image: Some(NOT_STORED), bytes: 0, revision: Some(revision), facts };
         Ok((self.as_captured(part), reported))
+    }
+
+    async fn lost_by_restore(&mut self) -> Result<Option<String>> {
+        let Some(name) = self.present_name().await? else { return Ok(None) };
+        let found = self.sql(MAINTENANCE, &LOST.replace(":name", &literal(&name))).await?;
+        Ok((!found.is_empty()).then(|| {
+            format!(
+                "a dump has nothing of the database itself: set again {found}; `ALTER DATABASE`, `GRANT … ON DATABASE` and \
+                 `COMMENT ON DATABASE` do"
+            )
+        }))
+    }
+
+    fn held_by(&self) -> (String, Option<PathBuf>) {
+        let shown = if self.version.is_empty() { String::new() } else { format!("PostgreSQL {}", self.version) };
+        (shown, None)
     }
 
     fn driver(&self) -> Driver {
