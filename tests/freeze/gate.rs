@@ -41,12 +41,14 @@ fn lock_names_what_changed() {
     let shop = Shop::new(users()[0]);
     let run = |code: &str| drop(shop.host.ok(&["exec", "agent", code]));
     run("echo one > uv.lock; mkdir -p node_modules/x; echo x > node_modules/x/yarn.lock");
-    shop.write("Cargo.lock", "one");
+    for name in ["Cargo.lock", "Gemfile.lock"] {
+        shop.write(name, "one");
+    }
     shop.host.ok(&["checkpoint", "agent"]);
     shop.host.ok(&["freeze", "shop", "-m", "first"]);
     let lock: toml::Table = shop.host.ok(&["lock", "shop"]).parse().expect("TOML");
     let paths: Vec<_> = lock["dependencies"].as_array().unwrap().iter().map(|one| one["path"].as_str()).collect();
-    assert_eq!(paths, [Some("uv.lock"), Some("Cargo.lock")]);
+    assert_eq!(paths, ["uv.lock", "Cargo.lock", "Gemfile.lock"].map(Some));
     assert_eq!(lock["kernel"][0]["engine"].as_str(), Some("kaish"));
     let version = lock["kernel"][0]["version"].as_str().expect("the engine's version");
     let freeze: serde_json::Value = serde_json::from_str(&shop.host.ok(&["log", "shop", "--json"])).unwrap();

@@ -157,8 +157,28 @@ pub fn resolve(from: &str, named: &str) -> Option<String> {
 }
 
 /// Files in which package managers record the versions of dependencies.
-pub const DEPENDENCY_LOCKS: [&str; 7] =
-    ["Cargo.lock", "go.sum", "package-lock.json", "pnpm-lock.yaml", "poetry.lock", "uv.lock", "yarn.lock"];
+pub const DEPENDENCY_LOCKS: [&str; 20] = [
+    "Cargo.lock",
+    "Gemfile.lock",
+    "Package.resolved",
+    "Pipfile.lock",
+    "bun.lock",
+    "bun.lockb",
+    "composer.lock",
+    "deno.lock",
+    "flake.lock",
+    "go.sum",
+    "gradle.lockfile",
+    "mix.lock",
+    "npm-shrinkwrap.json",
+    "package-lock.json",
+    "packages.lock.json",
+    "pdm.lock",
+    "pnpm-lock.yaml",
+    "poetry.lock",
+    "uv.lock",
+    "yarn.lock",
+];
 
 /// A lock file of a package manager.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
