@@ -71,6 +71,7 @@ impl GroupWorld {
             group_name: "shop".into(),
             at_ms: 1,
             configuration: String::new(),
+            sections: None,
             changed: Vec::new(),
             origin: None,
             parts: vec![

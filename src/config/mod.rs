@@ -18,6 +18,7 @@ mod servers;
 mod sources;
 mod values;
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
@@ -41,6 +42,10 @@ use crate::mcp::allow::AllowList;
 
 /// Largest configuration file, bytes.
 const FILE_BYTES: u64 = 1 << 20;
+
+fn digest_of(text: &str) -> String {
+    format!("blake3:{}", blake3::hash(text.as_bytes()).to_hex())
+}
 
 /// The whole configuration file. [`Config::load`], [`Config::read`] and [`Config::parse`] return
 /// checked ones only.
@@ -97,9 +102,18 @@ impl Config {
 
     /// Digest of every value, whatever the file's form is.
     pub fn digest(&self) -> String {
-        // Every value is one of TOML.
-        let text = toml::to_string(self).unwrap_or_default();
-        format!("blake3:{}", blake3::hash(text.as_bytes()).to_hex())
+        let text = toml::to_string(self).unwrap_or_else(|_| format!("{self:?}"));
+        digest_of(&text)
+    }
+
+    /// Digest of each section that has other values than those by default, by name.
+    pub fn sections(&self) -> BTreeMap<String, String> {
+        // As text: the conversion to a table refuses values that the text leaves out.
+        let read = |text: String| text.parse::<toml::Table>().ok();
+        let all = |config: &Config| toml::to_string(config).ok().and_then(read).unwrap_or_default();
+        let default = all(&Config::default());
+        let is_set = |(name, value): &(String, toml::Value)| default.get(name) != Some(value);
+        all(self).into_iter().filter(is_set).map(|(name, value)| (name, digest_of(&value.to_string()))).collect()
     }
 
     fn text_of(file: &Path) -> Result<String, ConfigError> {

@@ -288,7 +288,12 @@ fn partial_restore_freezes_all() {
     shop.host.launch();
     let restored = shop.host.cli(&["--yes", "restore", "shop", safety]);
     let said = String::from_utf8_lossy(&restored.stderr).into_owned();
-    assert!(restored.status.success() && said.contains("the daemon has another configuration"), "{said}");
+    assert!(
+        restored.status.success()
+            && said.contains("the daemon has another configuration in ")
+            && said.contains("[limits]"),
+        "{said}"
+    );
     assert_eq!((shop.read("app.py").as_deref(), agent(&shop, "cat f").trim()), (Some("two"), "two"));
 }
 

@@ -1,6 +1,6 @@
 //! `ryokan.lock`: the revisions of a kernel's checkpoint or of a group, as text (docs/lock-format.md).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -26,6 +26,9 @@ pub struct Lock {
     /// Digest of the daemon's configuration; absent: not known.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub configuration: String,
+    /// Digests of those sections of it that are set, by name; absent: not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sections: Option<BTreeMap<String, String>>,
     /// Kernels of the group.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub kernel: Vec<LockedKernel>,
@@ -317,6 +320,7 @@ impl Lock {
         let without_content = |kernel: &LockedKernel| LockedKernel { files: String::new(), ..kernel.clone() };
         Lock {
             configuration: self.configuration.clone(),
+            sections: self.sections.clone(),
             kernel: self.kernel.iter().map(without_content).collect(),
             mcp: self.mcp.clone(),
             ..Lock::new(&self.name, &self.subject)
@@ -332,7 +336,7 @@ impl Lock {
         if ![&self.configuration, &before.configuration].into_iter().any(String::is_empty)
             && self.configuration != before.configuration
         {
-            reported.push("the daemon has another configuration".into());
+            reported.push(format!("the daemon has another configuration{}", self.other_sections(before)));
         }
         for then in &before.repository {
             let now = self.repository.iter().find(|now| (&now.name, &now.path) == (&then.name, &then.path));
@@ -393,6 +397,18 @@ impl Lock {
 }
 
 impl Lock {
+    /// The sections of the configuration that differ, as far as both are known.
+    fn other_sections(&self, before: &Lock) -> String {
+        let (Some(now), Some(then)) = (&self.sections, &before.sections) else { return String::new() };
+        let names: BTreeSet<&String> = now.keys().chain(then.keys()).collect();
+        let other: Vec<String> = names
+            .into_iter()
+            .filter(|name| now.get(*name) != then.get(*name))
+            .map(|name| format!("[{name}]"))
+            .collect();
+        if other.is_empty() { String::new() } else { format!(" in {}", other.join(", ")) }
+    }
+
     fn kernel_differences(&self, before: &Lock, reported: &mut Vec<String>) {
         for then in &before.kernel {
             let Some(now) = self.kernel.iter().find(|now| now.name == then.name) else {
@@ -504,5 +520,15 @@ mod tests {
                 "the daemon has another configuration"
             ]
         );
+        let set = |name: &str, digest: &str| Some([(name.to_owned(), digest.to_owned())].into());
+        let with = |lock: Lock, sections| Lock { sections, ..lock };
+        let before = with(lock("files", "one", "secret", "a"), set("limits", "a"));
+        for (sections, report) in
+            [(set("limits", "b"), " in [limits]"), (set("mcp", "a"), " in [limits], [mcp]"), (None, "")]
+        {
+            let now = with(lock("files", "one", "secret", "b"), sections);
+            assert!(now.text().parse::<toml::Table>().is_ok());
+            assert_eq!(now.differences(&before), [format!("the daemon has another configuration{report}")]);
+        }
     }
 }

@@ -30,6 +30,7 @@ mod restore_tests;
 #[cfg(test)]
 mod simulation_tests;
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -473,6 +474,9 @@ pub struct FreezeManifest {
     /// Digest of the daemon's configuration; empty of earlier releases.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub configuration: String,
+    /// Digests of those sections of it that were set, by name; `None` of earlier releases.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sections: Option<BTreeMap<String, String>>,
     /// Of a safety freeze: the members that the restore after it changed, and an undo brings back. Empty: all.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub changed: Vec<String>,

@@ -76,9 +76,16 @@ pub fn check_portable(freeze: &Freeze, manifest: &FreezeManifest) -> Result<(), 
     if manifest.id != freeze.id {
         return Err("its manifest is another freeze's".into());
     }
-    let texts = [&freeze.creator, &manifest.ryokan, &manifest.configuration];
+    let texts = [&freeze.creator, &manifest.ryokan, &manifest.configuration].into_iter();
+    let texts = texts.chain(manifest.sections.iter().flatten().flat_map(|(name, digest)| [name, digest]));
+    let held =
+        |part: &'_ super::Part| [&part.driver, &part.storage.version, &part.storage.file_system].map(Clone::clone);
+    let held: Vec<String> = manifest.parts.iter().flat_map(held).collect();
+    let texts = texts.chain(&held);
+
     if freeze.message.len() > limits::FREEZE_MESSAGE_BYTES
         || freeze.message.chars().any(char::is_control)
+        || manifest.sections.as_ref().is_some_and(|sections| sections.len() > limits::CONFIGURATION_SECTIONS)
         || texts.into_iter().any(|text| text.len() > limits::PATH_BYTES || text.chars().any(char::is_control))
     {
         return Err("a text of it is longer than it may be, or has control characters".into());
@@ -169,6 +176,7 @@ mod tests {
             group_name: "shop".into(),
             at_ms: 1,
             configuration: String::new(),
+            sections: None,
             changed: Vec::new(),
             origin: None,
             parts: vec![part("agent", kernel), part("data", database)],

@@ -204,8 +204,10 @@ impl Run<'_> {
 
     /// Names what the freeze was made with, is another now, and is not restored.
     async fn note_environment(&mut self) -> Result<()> {
-        let before = Lock { configuration: self.configuration.clone(), ..Lock::of_group("", &self.parts) };
-        let mut now = Lock { configuration: self.host.config.digest(), ..Lock::new("", "group") };
+        let (configuration, sections) = self.configuration.clone();
+        let before = Lock { configuration, sections, ..Lock::of_group("", &self.parts) };
+        let (configuration, sections) = (self.host.config.digest(), Some(self.host.config.sections()));
+        let mut now = Lock { configuration, sections, ..Lock::new("", "group") };
         for live in &self.live[..self.restored] {
             if let Some(kernel) = live.kernel() {
                 let revision = environment_now(self.host, kernel).await?;

@@ -8,7 +8,7 @@ use super::pairings::{omitted, pairings};
 use super::{find_freeze, manifest, turn};
 use crate::core::error::{Error, Result};
 use crate::core::freeze::lock::Lock;
-use crate::core::freeze::{Freeze, Group, KernelRevision, Part};
+use crate::core::freeze::{Freeze, FreezeManifest, Group, KernelRevision, Part};
 use crate::supervisor::checkpoint::{find, manifest_of, revisions_now};
 use crate::supervisor::host::Host;
 use crate::supervisor::host::actor::Actor;
@@ -40,7 +40,7 @@ async fn of_kernel_now(host: &Rc<Host>, kernel: &Rc<Kernel>) -> Result<Lock> {
 /// The lock of the present state, and the parts of which the gate judges.
 async fn of_group_now(host: &Rc<Host>, group: &Group, live: &mut [Live]) -> Result<(Lock, Vec<Part>)> {
     let (mut lock, mut parts) = (Lock::new(&group.name, "group"), Vec::new());
-    lock.configuration = host.config.digest();
+    (lock.configuration, lock.sections) = (host.config.digest(), Some(host.config.sections()));
     for one in live {
         if let Some(kernel) = one.kernel() {
             let (found, revision) = revisions_now(host, kernel).await?;
@@ -65,7 +65,8 @@ pub async fn lock_of(supervisor: &Supervisor, group: &str, freeze: &Freeze) -> R
 
 async fn of_freeze(host: &Host, group: &str, freeze: &Freeze) -> Result<Lock> {
     let manifest = manifest(host, freeze).await?;
-    Ok(Lock { configuration: manifest.configuration, ..Lock::of_group(group, &manifest.parts) })
+    let FreezeManifest { configuration, sections, parts, .. } = manifest;
+    Ok(Lock { configuration, sections, ..Lock::of_group(group, &parts) })
 }
 
 /// How the present state of a kernel or a group differs from one of its checkpoints or freezes; `reference` empty: from

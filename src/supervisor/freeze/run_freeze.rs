@@ -291,6 +291,7 @@ impl Run<'_> {
             group_name: group.name.clone(),
             at_ms: host.now_ms(),
             configuration: host.config.digest(),
+            sections: Some(host.config.sections()),
             changed: self.taking.changed.clone(),
             origin: None,
             parts,

@@ -1,6 +1,6 @@
 //! Carries out the restore of a group.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
 use super::gate::{Refusal, left_out};
 use super::members::{self, Live};
@@ -116,7 +116,7 @@ async fn perform(
     }
     let others: Vec<&Member> = group.members.iter().filter(|member| !is_concerned(member)).collect();
     let together = pairings(&manifest.parts).into_iter().collect();
-    let (restored, configuration) = (live.len(), manifest.configuration);
+    let (restored, configuration) = (live.len(), (manifest.configuration, manifest.sections));
     let mut run = Run { configuration, parts, live, restored, together, drain, ..Run::new(host, group, freeze, actor) };
     for member in others {
         match members::open_one(supervisor, group, member).await {
@@ -144,8 +144,8 @@ pub(super) struct Run<'a> {
     pub host: &'a Host,
     pub group: &'a Group,
     pub freeze: Freeze,
-    /// Digest of the configuration at that freeze; empty: not known.
-    pub configuration: String,
+    /// Digest of the configuration at that freeze, empty: not known; and of its sections.
+    pub configuration: (String, Option<BTreeMap<String, String>>),
     /// The restored parts.
     pub parts: Vec<Part>,
     /// The members: first those that change, then the others, which are held.
@@ -184,7 +184,7 @@ impl<'a> Run<'a> {
             host,
             group,
             freeze,
-            configuration: String::new(),
+            configuration: (String::new(), None),
             parts: Vec::new(),
             live: Vec::new(),
             restored: 0,
