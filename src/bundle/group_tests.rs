@@ -54,7 +54,12 @@ impl GroupWorld {
         let revision = SchemaRevision { user_version: 1, schema: "x".into() };
         let database = DatabasePart::Whole { image, bytes: 10, revision, mode: 0o600 };
         let directory = DirectoryPart { tree: Some(tree), entries: 3, uid: 0, gid: 0 };
-        let part = |name: &str, captured| Part { name: name.into(), captured, driver: String::new() };
+        let part = |name: &str, captured| Part {
+            name: name.into(),
+            captured,
+            driver: String::new(),
+            storage: Default::default(),
+        };
         let agent = Captured::Kernel {
             kernel: kernel.kernel,
             kernel_name: "k".into(),

@@ -113,6 +113,11 @@ impl PinnedDatabase {
     }
 }
 
+/// The version of SQLite.
+pub fn version() -> &'static str {
+    rusqlite::version()
+}
+
 /// Copies a file of a database, which may be locked; `false`: there is none. Blocks.
 ///
 /// # Errors

@@ -9,6 +9,7 @@ use std::process::Stdio;
 use nix::sys::resource::Resource;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::process::Command;
+use tokio::sync::OnceCell;
 
 use crate::core::error::{Error, Result};
 use crate::core::limits;
@@ -35,6 +36,7 @@ const KEPT: [&str; 3] = ["PATH", "HOME", "XDG_CONFIG_HOME"];
 #[derive(Debug)]
 pub struct Git {
     log: ProgramLog,
+    version: OnceCell<String>,
 }
 
 /// One git command.
@@ -63,7 +65,19 @@ impl Git {
         let failed = |error: std::io::Error| Error::internal(format!("{}: {error}", log.display()));
         let opened = ProgramLog::open(&log, limits::GIT_ORPHAN).map_err(failed)?;
         let log = opened.ok_or_else(|| Error::deadline("a git command of a former daemon does not end"))?;
-        Ok(Git { log })
+        Ok(Git { log, version: OnceCell::new() })
+    }
+
+    /// The version of the host's git, as the program prints it.
+    ///
+    /// # Errors
+    /// Errors of git.
+    pub async fn version(&self) -> Result<String> {
+        let ask = || async {
+            let printed = self.ok(Call { args: &["version"], ..Call::default() }).await?;
+            Ok::<_, Error>(String::from_utf8_lossy(&printed).lines().next().unwrap_or_default().to_owned())
+        };
+        self.version.get_or_try_init(ask).await.cloned()
     }
 
     /// Runs a command; returns its exit code and its output.

@@ -162,7 +162,8 @@ impl Repository {
         Ok(())
     }
 
-    pub(super) fn git(&self) -> &Rc<Git> {
+    /// The program that works in it.
+    pub fn git(&self) -> &Rc<Git> {
         &self.git
     }
 

@@ -10,6 +10,11 @@ fn set(option: libc::c_int, value: u64) -> io::Result<()> {
     checked(i64::from(unsafe { libc::prctl(option, value, 0, 0, 0) })).map(drop)
 }
 
+/// The release of the running kernel; empty: not known.
+pub fn kernel_release() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned()
+}
+
 /// Whether the process may be traced and its `/proc` files read by its own user.
 ///
 /// # Errors

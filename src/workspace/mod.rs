@@ -60,7 +60,7 @@ pub use beneath::has_file;
 pub use branch::{Branched, Donor, Snapshot, branch};
 pub use capture_stats::{CaptureStats, FullScanReason, Unwatched};
 pub use checkout::checkout;
-pub use driver::{DriverChoice, DriverKind, FsAbilities, abilities, doctor};
+pub use driver::{DriverChoice, DriverKind, FsAbilities, abilities, doctor, file_system_name};
 pub use error::WorkspaceError;
 pub use files::{LinkedFiles, Listing, LocalFiles, disk_bytes, disk_bytes_beyond};
 pub use files_change::NewFile;

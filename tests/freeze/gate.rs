@@ -57,6 +57,10 @@ fn lock_names_what_changed() {
     assert!(lock["configuration"].as_str().is_some_and(|digest| digest.starts_with("blake3:")), "{lock}");
     let drivers: Vec<_> = frozen["storage"].as_array().unwrap().iter().map(|one| one["driver"].as_str()).collect();
     assert!(drivers.contains(&Some("git")) && drivers.contains(&Some("transaction")), "{drivers:?}");
+    for (one, version) in frozen["storage"].as_array().unwrap().iter().zip(["Linux ", "git version ", "SQLite "]) {
+        assert!(one["version"].as_str().unwrap().starts_with(version), "{one}");
+        assert!(!one["file_system"].as_str().unwrap().is_empty(), "{one}");
+    }
     for command in [["lock", "shop", "--check"], ["lock", "agent", "--check"]] {
         assert!(shop.host.ok(&command).contains("as at"), "{command:?}");
     }

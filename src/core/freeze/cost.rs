@@ -1,6 +1,6 @@
 //! What a freeze cost: how each member was captured, and for how long.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// How the content of a member is held from the pause until it is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,6 +25,22 @@ pub enum Driver {
     Git,
     /// The output of a program of the user.
     Program,
+}
+
+/// What the content of a member was held by.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Storage {
+    /// The program or the kernel that the driver uses, with its version; empty: not known.
+    pub version: String,
+    /// The file system that has the content, with its id; empty: not known, or none of this host.
+    pub file_system: String,
+}
+
+impl Storage {
+    /// Whether nothing is known.
+    pub fn is_empty(&self) -> bool {
+        *self == Storage::default()
+    }
 }
 
 /// What the pause grows with, as the programs see it that use the member.

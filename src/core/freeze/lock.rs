@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
+use super::cost::Storage;
 use super::locked_submodules::{self, LockedSubmodule};
 use super::refs::{DependencyLock, LinkedKind, McpLock, RepositoryLock};
 use super::workspace_database::WorkspaceDatabase;
@@ -73,6 +74,12 @@ pub struct LockedStorage {
     pub name: String,
     /// What held its content during the pause.
     pub driver: String,
+    /// The program or the kernel that the driver used, with its version; absent: not known.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub version: String,
+    /// The file system, with its id; absent: not known.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub file_system: String,
 }
 
 /// A kernel.
@@ -240,7 +247,8 @@ impl Lock {
     pub fn add(&mut self, part: &Part) {
         let name = part.name.clone();
         if !part.driver.is_empty() {
-            self.storage.push(LockedStorage { name: name.clone(), driver: part.driver.clone() });
+            let Storage { version, file_system } = part.storage.clone();
+            self.storage.push(LockedStorage { name: name.clone(), driver: part.driver.clone(), version, file_system });
         }
         match &part.captured {
             Captured::Kernel { checkpoint, repositories, revision, .. } => {

@@ -35,6 +35,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use self::cost::Storage;
 pub use self::info::{FreezeInfo, GroupInfo, GroupRestored, MemberInfo};
 pub use self::intent::{Intent, NewRepository};
 use self::on_failure::OnFailure;
@@ -274,6 +275,9 @@ pub struct PostgresFacts {
     pub ctype: String,
     /// Its owner.
     pub owner: String,
+    /// The server's version; empty of earlier releases.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub version: String,
 }
 
 /// What was captured of a repository.
@@ -453,6 +457,9 @@ pub struct Part {
     /// How its content was held during the pause: [`cost::Driver::name`]. Empty of the present state, and of earlier releases.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub driver: String,
+    /// What the driver used.
+    #[serde(default, skip_serializing_if = "Storage::is_empty")]
+    pub storage: Storage,
 }
 
 /// The content of a freeze: one JSON object in the store, written after everything that it names.

@@ -167,7 +167,12 @@ mod tests {
         let revision = SchemaRevision { user_version: 1, schema: "x".into() };
         let part = DatabasePart::Whole { image: digest, bytes: 1, revision, mode: 0o600 };
         let database = Captured::Database { path: "/x".into(), part };
-        let part = |name: &str, captured| Part { name: name.into(), captured, driver: String::new() };
+        let part = |name: &str, captured| Part {
+            name: name.into(),
+            captured,
+            driver: String::new(),
+            storage: Default::default(),
+        };
         let manifest = FreezeManifest {
             format: FORMAT,
             ryokan: "0".into(),

@@ -451,7 +451,7 @@ fn replaced(of: &mut Subject<'_>, name: &str, now: &Now<'_>) -> Result<()> {
 /// What a PostgreSQL database is created with.
 fn settings(part: &PostgresPart) -> BTreeMap<String, String> {
     let of = |facts: &PostgresFacts| {
-        let PostgresFacts { encoding, collate, ctype, owner } = facts;
+        let PostgresFacts { encoding, collate, ctype, owner, version: _ } = facts;
         let all = [("encoding", encoding), ("collation", collate), ("character classes", ctype), ("owner", owner)];
         all.map(|(name, value)| (name.to_owned(), value.clone())).into()
     };

@@ -232,7 +232,12 @@ impl Run<'_> {
         for live in &self.live {
             if !self.parts.iter().any(|part| part.name == live.name) {
                 let captured = live.captured()?.clone();
-                self.would_be.push(Part { name: live.name.clone(), captured, driver: String::new() });
+                self.would_be.push(Part {
+                    name: live.name.clone(),
+                    captured,
+                    driver: String::new(),
+                    storage: Default::default(),
+                });
             }
         }
         self.notes.extend(omitted(&self.would_be));

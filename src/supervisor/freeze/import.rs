@@ -262,7 +262,12 @@ impl Arriving<'_> {
         let mut parts = Vec::new();
         for one in &placed {
             let captured = self.captured(one, resources).await.map_err(named(one.member.name.clone()))?;
-            parts.push(Part { name: one.member.name.clone(), captured, driver: one.part.driver.clone() });
+            parts.push(Part {
+                name: one.member.name.clone(),
+                captured,
+                driver: one.part.driver.clone(),
+                storage: one.part.storage.clone(),
+            });
         }
         for one in placed.iter().filter(|one| !one.is_new) {
             if let Captured::Repository { part, .. } = &one.part.captured {

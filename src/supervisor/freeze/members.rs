@@ -430,7 +430,7 @@ impl Live {
         // Nothing holds it.
         let (checkpoint, manifest) = (CheckpointId::from_bytes([0; 16]), None);
         let captured = Captured::Kernel { kernel, kernel_name, checkpoint, manifest, repositories, revision };
-        Part { name: self.name.clone(), captured, driver: String::new() }
+        Part { name: self.name.clone(), captured, driver: String::new(), storage: Default::default() }
     }
 
     /// Refuses a restore that would destroy what no freeze holds. `present`: the present state.

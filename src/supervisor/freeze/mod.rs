@@ -32,6 +32,7 @@ mod removal;
 mod run_freeze;
 mod run_restore;
 mod sources;
+mod storage;
 mod submodules;
 
 pub use compare::diff;

@@ -120,7 +120,7 @@ mod tests {
                 repositories: (0..repositories).map(repository).collect(),
                 revision,
             };
-            Part { name: name.into(), captured, driver: String::new() }
+            Part { name: name.into(), captured, driver: String::new(), storage: Default::default() }
         };
         let parts = [kernel("a", 70, 0), kernel("b", 0, 60)];
         assert_eq!(pairings(&parts).len(), limits::FREEZE_PAIRINGS);

@@ -281,7 +281,8 @@ impl Run<'_> {
         let mut parts = Vec::new();
         for one in live.iter() {
             let driver = one.cost().driver;
-            parts.push(Part { name: one.name.clone(), captured: one.captured()?.clone(), driver });
+            let storage = one.storage().await?;
+            parts.push(Part { name: one.name.clone(), captured: one.captured()?.clone(), driver, storage });
         }
         let manifest = FreezeManifest {
             format: FORMAT,

@@ -409,6 +409,11 @@ impl Live {
     /// The part of the present state that the gate judges; `None` for a kernel and for a database without a schema.
     pub(super) async fn present_part(&mut self) -> Result<Option<Part>> {
         let captured = self.present().await?;
-        Ok(captured.map(|captured: Captured| Part { name: self.name.clone(), captured, driver: String::new() }))
+        Ok(captured.map(|captured: Captured| Part {
+            name: self.name.clone(),
+            captured,
+            driver: String::new(),
+            storage: Default::default(),
+        }))
     }
 }

@@ -126,7 +126,8 @@ impl FsAbilities {
     }
 }
 
-fn name_of(magic: i64) -> String {
+/// A file system by its number in `statfs`.
+pub fn name_of(magic: i64) -> String {
     match magic {
         0xef53 => "ext4".into(),
         0x5846_5342 => "XFS".into(),

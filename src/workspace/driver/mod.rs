@@ -26,7 +26,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::BorrowedFd;
 
-pub use abilities::{FsAbilities, abilities, doctor};
+pub use abilities::{FsAbilities, abilities, doctor, name_of as file_system_name};
 
 use super::error::WorkspaceError;
 use super::paths::WorkspacePaths;

@@ -2,6 +2,8 @@
 
 use super::{Live, LiveKind};
 use crate::core::error::{Error, Result};
+use crate::core::freeze::cost::Storage;
+use crate::supervisor::freeze::storage::{kernel_version, storage_at};
 use crate::supervisor::freeze::submodules;
 
 impl Live {
@@ -25,6 +27,16 @@ impl Live {
     pub fn interrupted(&self) -> Option<String> {
         let (name, exec) = (&self.name, self.interrupted);
         (exec != 0).then(|| format!("member {name}: execution {exec} was interrupted"))
+    }
+
+    /// What held its content.
+    pub async fn storage(&self) -> Result<Storage> {
+        let (version, place) = match &self.kind {
+            LiveKind::Kernel { .. } => (kernel_version(), Some(self.host.environment.data.clone())),
+            LiveKind::Repository { path, repository, .. } => (repository.git().version().await?, Some(path.clone())),
+            LiveKind::Data(source) => source.held_by(),
+        };
+        storage_at(version, place).await
     }
 
     /// What a restore neither brings back nor keeps.

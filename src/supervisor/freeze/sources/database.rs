@@ -7,7 +7,7 @@ use async_trait::async_trait;
 
 use super::{DataSource, NOT_STORED, other_content};
 use crate::catalog::host_database::{self as database, Present, WriteLock};
-use crate::catalog::pinned_database::{PinnedDatabase, copy_file};
+use crate::catalog::pinned_database::{PinnedDatabase, copy_file, version};
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::freeze::cost::Driver;
 use crate::core::freeze::{Captured, DatabasePart};
@@ -330,6 +330,10 @@ impl DataSource for DatabaseSource {
 
     fn driver(&self) -> Driver {
         self.live.driver
+    }
+
+    fn held_by(&self) -> (String, Option<PathBuf>) {
+        (format!("SQLite {}", version()), self.live.path.parent().map(Path::to_owned))
     }
 
     async fn admit_writers(&mut self) -> Result<()> {

@@ -18,6 +18,7 @@ use crate::core::freeze::{Captured, DirectoryPart};
 use crate::core::limits;
 use crate::store::Store;
 use crate::supervisor::freeze::objects::blocking;
+use crate::supervisor::freeze::storage::kernel_version;
 use crate::supervisor::host::Host;
 use crate::sys::fault;
 use crate::sys::fs::{remove_tree, sync_dir};
@@ -448,6 +449,10 @@ impl DataSource for DirectorySource {
     async fn pin(&mut self, any: bool) -> Result<(Captured, String)> {
         let part = self.look_again(any).await?;
         Ok((self.as_captured(part), REVISION.into()))
+    }
+
+    fn held_by(&self) -> (String, Option<PathBuf>) {
+        (kernel_version(), Some(self.places.path.clone()))
     }
 
     fn driver(&self) -> Driver {

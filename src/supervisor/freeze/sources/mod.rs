@@ -97,6 +97,12 @@ pub(super) trait DataSource {
     /// How the content is pinned.
     fn driver(&self) -> Driver;
 
+    /// The program that holds the content, with its version, and a path in the file system that has it, as far as they are
+    /// known.
+    fn held_by(&self) -> (String, Option<PathBuf>) {
+        (String::new(), None)
+    }
+
     /// Ends a pin on which writers wait, by a copy. Before anything is stored.
     async fn admit_writers(&mut self) -> Result<()> {
         Ok(())

@@ -85,6 +85,8 @@ pub(super) struct PostgresSource {
     pub(super) scratch: PathBuf,
     pin: Option<Pin>,
     is_switched: bool,
+    /// The server's version at the last pin.
+    version: String,
 }
 
 fn was(name: &str) -> String {
@@ -122,7 +124,7 @@ fn without_programs(error: Error) -> Error {
 impl PostgresSource {
     /// A database.
     pub fn new(host: Rc<Host>, connection: Connection, scratch: PathBuf) -> PostgresSource {
-        PostgresSource { host, connection, scratch, pin: None, is_switched: false }
+        PostgresSource { host, connection, scratch, pin: None, is_switched: false, version: String::new() }
     }
 
     fn name(&self) -> &str {
@@ -290,7 +292,7 @@ impl PostgresSource {
     async fn facts(&self, name: &str) -> Result<crate::core::freeze::PostgresFacts> {
         let query = format!(
             "SELECT json_build_object('encoding', pg_encoding_to_char(encoding), 'collate', datcollate, 'ctype', datctype, \
-             'owner', pg_get_userbyid(datdba)) FROM pg_database AS one WHERE datname = {} \
+             'owner', pg_get_userbyid(datdba), 'version', current_setting('server_version')) FROM pg_database AS one WHERE datname = {} \
              AND coalesce(to_jsonb(one) ->> 'datlocprovider', 'c') = 'c'",
             literal(name)
         );
@@ -382,6 +384,7 @@ impl DataSource for PostgresSource {
         let pin = self.begin(&name).await?;
         let revision = self.schema_of(&name, Some(&pin.snapshot)).await?;
         let facts = Some(self.facts(&name).await?);
+        self.version = facts.as_ref().map(|facts| facts.version.clone()).unwrap_or_default();
         self.pin = Some(pin);
         let reported = revision.to_string();
         let part = PostgresPart { image: Some(NOT_STORED), bytes: 0, revision: Some(revision), facts };

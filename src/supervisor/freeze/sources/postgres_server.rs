@@ -8,6 +8,7 @@
 //! A backup is the moment of its stop: what the log holds up to there is replayed when a copy starts. The user's programs
 //! of `[postgres.NAME]` stop and start the server. While it is stopped, no acknowledged write can be lost.
 
+use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::{Duration, Instant, SystemTime};
@@ -66,6 +67,8 @@ pub(super) struct ServerSource {
     /// Why it was not started again.
     at_rest: Option<String>,
     kept: Option<PathBuf>,
+    /// The server's version at the last look; 0: not known.
+    version: Cell<u32>,
 }
 
 fn part_of(captured: &Captured) -> Result<&ServerPart> {
@@ -109,6 +112,7 @@ impl ServerSource {
             is_switched: false,
             at_rest: None,
             kept: None,
+            version: Cell::new(0),
         })
     }
 
@@ -131,6 +135,7 @@ impl ServerSource {
 
     /// Refuses a server that a backup would not hold the whole of.
     fn check_facts(&self, facts: &ServerFacts) -> Result<()> {
+        self.version.set(facts.version);
         let refused = |what: String, hint: &str| Err(Error::unsupported(what).reason("postgres").hint(hint));
         let data = &self.places.data;
         if facts.version / 10_000 < OLDEST {
@@ -422,6 +427,12 @@ impl DataSource for ServerSource {
         self.any = any;
         let part = if self.is_restore { self.pin_stopped().await? } else { self.pin_running().await? };
         Ok((self.as_captured(part), REVISION.into()))
+    }
+
+    fn held_by(&self) -> (String, Option<PathBuf>) {
+        let version = self.version.get();
+        let shown = (version > 0).then(|| format!("PostgreSQL {}.{}", version / 10_000, version % 10_000));
+        (shown.unwrap_or_default(), Some(self.places.data.clone()))
     }
 
     fn driver(&self) -> Driver {
