@@ -295,8 +295,9 @@ impl host::Server for HostServer {
         _params: host::AbilitiesParams,
         mut results: host::AbilitiesResults,
     ) -> capnp::Result<()> {
-        self.actor().map_err(to_capnp)?;
-        let abilities = self.connection.supervisor.abilities().await.map_err(to_capnp)?;
+        let (supervisor, actor) = (&self.connection.supervisor, self.actor().map_err(to_capnp)?);
+        let mut abilities = supervisor.abilities().await.map_err(to_capnp)?;
+        abilities.extend(freeze::no_cow(supervisor, actor.uid).await.map_err(to_capnp)?);
         let mut list = results.get().init_abilities(abilities.len() as u32);
         for (i, ability) in abilities.iter().enumerate() {
             write_ability(list.reborrow().get(i as u32), ability);
