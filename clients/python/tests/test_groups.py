@@ -58,8 +58,13 @@ class GroupsTest(DaemonTest):
         self.assertEqual((kernel.files.read("plan"), (self.folder / "code").read_text()), ("first\n", "two\n"))
         groups.restore("shop", "1")
         self.assertEqual((self.folder / "code").read_text(), "one\n")
-        groups.undo("shop")
+        groups.undo("shop", interrupt=True, wait=60)
         self.assertEqual((self.folder / "code").read_text(), "two\n")
+        groups.remove_freeze("shop", "2")
+        self.assertEqual([one.number for one in groups.log("shop")], [4, 3, 1])
+        for wrong, ref in [(errors.NotFoundError, "2"), (errors.InvalidArgumentError, "")]:
+            with self.assertRaises(wrong):
+                groups.remove_freeze("shop", ref)
         self.assertIn("release", [one.message for one in groups.log("shop")])
         self.assertEqual(len(groups.log("shop", 1)), 1)
         self.assertIn('subject = "group"', groups.lock("shop"))

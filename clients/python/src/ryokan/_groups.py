@@ -6,7 +6,7 @@ import builtins
 from collections.abc import Iterable
 from typing import Any
 
-from . import _wire, _wire_groups, types
+from . import _wire, _wire_groups, errors, types
 from ._connection import Capability, Connection
 
 
@@ -53,6 +53,12 @@ class Groups:
         `abandon`: although a freeze or a restore of it has not ended.
         """
         await self._call("remove", group, member, abandon)
+
+    async def remove_freeze(self, group: str, ref: str) -> None:
+        """Removes one freeze; the members and the other freezes stay as they are."""
+        if not ref:
+            raise errors.InvalidArgumentError("a freeze is named by a `ref`")
+        await self._call("remove", group, "", False, ref)
 
     async def list(self) -> builtins.list[types.Group]:
         """The groups of this user."""
@@ -101,17 +107,35 @@ class Groups:
         answer = await self._call("diff", group, before, after)
         return types.GroupDiff([_wire_groups.difference(one) for one in answer.differences], answer.omitted)
 
-    async def restore(self, group: str, ref: str, *, members: Iterable[str] = ()) -> types.GroupRestoration:
+    async def restore(
+        self,
+        group: str,
+        ref: str,
+        *,
+        members: Iterable[str] = (),
+        interrupt: bool = False,
+        wait: float | None = None,
+    ) -> types.GroupRestoration:
         """Brings all members back to a freeze, or only these; all or nothing.
 
         The present state is frozen just before, and `undo` returns to it.
+
+        Args:
+            group: the group.
+            ref: the freeze.
+            members: only these; empty: all.
+            interrupt: interrupt running executions instead of waiting for them.
+            wait: seconds to wait for them, at most an hour; None: a minute.
         """
-        answer = await self._call("restore", group, ref, [*members])
+        answer = await self._call("restore", group, ref, [*members], interrupt, _wire.milliseconds(wait, "wait"))
         return _wire_groups.restoration(answer.restoration)
 
-    async def undo(self, group: str) -> types.GroupRestoration:
-        """Returns to the state before the last restore."""
-        return _wire_groups.restoration((await self._call("undo", group)).restoration)
+    async def undo(
+        self, group: str, *, interrupt: bool = False, wait: float | None = None
+    ) -> types.GroupRestoration:
+        """Returns to the state before the last restore; `interrupt` and `wait` as in `restore`."""
+        answer = await self._call("undo", group, interrupt, _wire.milliseconds(wait, "wait"))
+        return _wire_groups.restoration(answer.restoration)
 
     async def lock(self, name: str) -> str:
         """The lock of the present state of a group or a kernel, as text."""

@@ -51,6 +51,10 @@ class Groups:
         """
         self._run(self._groups.remove(group, member, abandon=abandon))
 
+    def remove_freeze(self, group: str, ref: str) -> None:
+        """Removes one freeze; the members and the other freezes stay as they are."""
+        self._run(self._groups.remove_freeze(group, ref))
+
     def list(self) -> builtins.list[types.Group]:
         """The groups of this user."""
         return self._run(self._groups.list())
@@ -96,16 +100,31 @@ class Groups:
         """Differences from freeze `before` (empty: the newest) to freeze `after` (empty: the present state)."""
         return self._run(self._groups.diff(group, before, after))
 
-    def restore(self, group: str, ref: str, *, members: Iterable[str] = ()) -> types.GroupRestoration:
+    def restore(
+        self,
+        group: str,
+        ref: str,
+        *,
+        members: Iterable[str] = (),
+        interrupt: bool = False,
+        wait: float | None = None,
+    ) -> types.GroupRestoration:
         """Brings all members back to a freeze, or only these; all or nothing.
 
         The present state is frozen just before, and `undo` returns to it.
-        """
-        return self._run(self._groups.restore(group, ref, members=members))
 
-    def undo(self, group: str) -> types.GroupRestoration:
-        """Returns to the state before the last restore."""
-        return self._run(self._groups.undo(group))
+        Args:
+            group: the group.
+            ref: the freeze.
+            members: only these; empty: all.
+            interrupt: interrupt running executions instead of waiting for them.
+            wait: seconds to wait for them, at most an hour; None: a minute.
+        """
+        return self._run(self._groups.restore(group, ref, members=members, interrupt=interrupt, wait=wait))
+
+    def undo(self, group: str, *, interrupt: bool = False, wait: float | None = None) -> types.GroupRestoration:
+        """Returns to the state before the last restore; `interrupt` and `wait` as in `restore`."""
+        return self._run(self._groups.undo(group, interrupt=interrupt, wait=wait))
 
     def lock(self, name: str) -> str:
         """The lock of the present state of a group or a kernel, as text."""
