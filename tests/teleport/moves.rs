@@ -302,6 +302,26 @@ fn move_is_cancelled() {
     assert_eq!(here.ok(&["exec", "demo", VIEW]), "2 two deep\n");
 }
 
+/// A target that does not acknowledge the abort of one move is no end of the next one.
+#[test]
+fn unacknowledged_abort_spares_next_move() {
+    let (here, there) = pair(User::Own);
+    here.ok(&["new", "demo", "--engine", "bash"]);
+    // Longer than the wait for an acknowledgement.
+    here.ok(&["exec", "demo", "dd if=/dev/urandom of=large bs=1M count=14 2>/dev/null; x=1"]);
+    let (flag, address) = (here.path("home").join("flag"), to(&there));
+    let pipe = address.strip_prefix("exec:").expect("a command");
+    let once = format!("exec:if mkdir {} 2>/dev/null; then exec {pipe}; else exec sleep 600; fi", flag.display());
+    let mut command = here.command("ryokan");
+    command.args(["--no-autostart", "teleport", "demo", "--to", &once, "--limit-rate", "1M"]);
+    let mut first = command.spawn().unwrap();
+    until("the first files are captured", || here.ok(&["log", "demo"]).contains("teleport"));
+    here.ok(&["teleport", "demo", "--abort"]);
+    moved(&here, "demo", &there, &["--limit-rate", "1M"]);
+    assert!(!first.wait().unwrap().success());
+    assert_eq!(there.ok(&["exec", "demo", "stat -c %s large; echo $x"]), "14680064\n1\n");
+}
+
 #[test]
 fn repeated_key_moves_once() {
     let (mut here, there) = pair(User::Own);

@@ -232,7 +232,11 @@ impl Move {
             Ok(moved) => Ok(moved),
             Err(error) => Err(self.stay(&transition, error).await),
         };
-        handovers.active.borrow_mut().remove(&self.kernel.id);
+        // A failed move releases the kernel before its abort is acknowledged: the entry may be that of the next move.
+        let is_own = |active: &Active| active.id == self.row.id;
+        if handovers.active.borrow().get(&self.kernel.id).is_some_and(is_own) {
+            handovers.active.borrow_mut().remove(&self.kernel.id);
+        }
         handovers.wake.notify_one();
         ended
     }
