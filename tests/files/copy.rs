@@ -107,8 +107,10 @@ fn streams_and_conflicts() {
         let output = host.cli(args);
         (output.status.code().expect("a code"), String::from_utf8_lossy(&output.stderr).into_owned())
     };
-    let folder = folder(&host, "folder");
+    let (folder, pipe) = (folder(&host, "folder"), host.path("home").join("pipe"));
+    nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).expect("made");
     for (args, status, words) in [
+        (vec!["cp", "k:d/f", text(&pipe)], 4, "not_a_file"),
         (vec!["cp", "k:none", "x"], 3, "not_found"),
         (vec!["cp", "k:d", "-"], 4, "is_directory"),
         (vec!["cp", text(&folder), "k:d/f"], 4, "not_directory"),
@@ -122,6 +124,7 @@ fn streams_and_conflicts() {
         assert!(stderr.contains(words), "{args:?}: {stderr}");
     }
     assert_eq!(fs::read(&input).expect("read"), b"a\0b");
+    assert!(std::os::unix::fs::FileTypeExt::is_fifo(&fs::metadata(&pipe).expect("there").file_type()));
 }
 
 /// A sparse file that no copy finishes before the test has seen its progress.

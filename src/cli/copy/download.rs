@@ -19,6 +19,7 @@ use nix::unistd::{UnlinkatFlags, symlinkat, unlinkat};
 use super::{Copied, below, is_directory, os, warn, wrong_type};
 use crate::cli::context::Context;
 use crate::cli::failure::Failure;
+use crate::core::error::Error;
 use crate::core::files::{FileInfo, FileKind};
 use crate::core::limits;
 use crate::rpc::client::FilesClient;
@@ -141,7 +142,7 @@ async fn enter(
     Ok(())
 }
 
-/// Copies anything but a directory. It appears complete, and replaces a file or link.
+/// Copies anything but a directory. It appears complete, and replaces a file or link; never a device, pipe or socket.
 async fn entry(
     context: &Context,
     files: &FilesClient,
@@ -151,8 +152,14 @@ async fn entry(
     copied: &mut Copied,
 ) -> Result<(), Failure> {
     let existing = fstatat(&*to.folder, to.name.as_os_str(), AtFlags::AT_SYMLINK_NOFOLLOW);
-    if existing.is_ok_and(|stat| stat.st_mode & libc::S_IFMT == libc::S_IFDIR) {
-        return Err(wrong_type(&to.shown, "is a directory", "is_directory"));
+    match existing.map(|stat| stat.st_mode & libc::S_IFMT) {
+        Ok(libc::S_IFDIR) => return Err(wrong_type(&to.shown, "is a directory", "is_directory")),
+        Ok(libc::S_IFREG | libc::S_IFLNK) | Err(_) => {}
+        Ok(_) => {
+            let error = Error::conflict(format!("{} is a device, a pipe or a socket", to.shown.display()));
+            let hint = format!("to write into it: ryokan cp KERNEL:FILE - > {}", to.shown.display());
+            return Err(error.reason("not_a_file").hint(hint).into());
+        }
     }
     let unwritable = |error| failed(&to.shown, error);
     let name = part_name();

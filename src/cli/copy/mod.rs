@@ -30,7 +30,7 @@ use crate::rpc::client::FilesClient;
   ryokan cp demo:report.txt -
   ryokan cp try2:src demo:
 
-A path of the kernel is in /workspace. A destination that is a directory receives the source under its own name. Modes and times are kept, links in directories stay links, and files are replaced. Works on running and stopped kernels; the files of a suspended virtual machine are only read.")]
+A path of the kernel is in /workspace. A destination that is a directory receives the source under its own name. Modes (without set-user-ID and set-group-ID) and times are kept, links in directories stay links, hard links become files of their own, and files are replaced, but no device, pipe or socket. It stops at the first file that cannot be read or written; what was copied before stays. Works on running and stopped kernels; the files of a suspended virtual machine are only read.")]
 pub struct CopyArgs {
     /// NAME:PATH, a path of this host, or - for standard input
     #[arg(value_name = "SRC")]

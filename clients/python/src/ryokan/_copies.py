@@ -274,8 +274,11 @@ async def _receive(files: Files, walk: _Walk, spot: _Spot, info: types.FileInfo,
         walk.skip(source)
         return
     with suppress(FileNotFoundError), _on(spot.shown):
-        if stat.S_ISDIR(os.stat(spot.name, dir_fd=spot.folder, follow_symlinks=False).st_mode):
+        mode = os.stat(spot.name, dir_fd=spot.folder, follow_symlinks=False).st_mode
+        if stat.S_ISDIR(mode):
             raise _conflict(spot, "is a directory", "is_directory")
+        if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):
+            raise _conflict(spot, "is a device, a pipe or a socket", "not_a_file")
     temporary = f".ryokan-{secrets.token_hex(8)}".encode()
     try:
         if info.kind == "symlink":
