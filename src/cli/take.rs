@@ -60,7 +60,11 @@ pub async fn take(context: &Context, args: TakeArgs) -> Result<(), Failure> {
     let changes = files(&kernel, &point, Some(&fork)).await?;
     let is_unchanged = |path: &&OsString| !changes.iter().flat_map(paths_of).any(|name| is_beneath(name, path));
     refuse_unknown(&args.paths.iter().filter(is_unchanged).collect::<Vec<_>>(), [&to, &from]).await?;
-    let changes: Vec<Difference> = changes.into_iter().filter_map(|change| selected(change, &args.paths)).collect();
+    let mut changes: Vec<Difference> = changes.into_iter().filter_map(|change| selected(change, &args.paths)).collect();
+    // What NAME has already, as after an earlier take, is neither taken nor a conflict.
+    let apart = files(&kernel, "", Some(&fork)).await?;
+    let apart: BTreeSet<&str> = apart.iter().filter(|change| is_taken(change)).flat_map(paths_of).collect();
+    changes.retain(|change| paths_of(change).any(|name| apart.contains(name)));
     if let Some(odd) = changes.iter().find(|change| change.name.contains('\u{fffd}')) {
         return Err(Error::unsupported(format!("the name of {} is not UTF-8", odd.name))
             .hint("copy it with cp")
@@ -68,7 +72,10 @@ pub async fn take(context: &Context, args: TakeArgs) -> Result<(), Failure> {
     }
     let (name, fork_name) = (&info.spec.name, &fork_info.spec.name);
     if changes.is_empty() {
-        return context.show(|| json(None, &changes), || format!("{fork_name} changed no such files since its fork\n"));
+        return context.show(
+            || json(None, &changes),
+            || format!("{fork_name} changed no such files since its fork, or {name} has them\n"),
+        );
     }
     if !args.force {
         refuse_changed_here(&kernel, &point, &changes, name.as_str()).await?;
@@ -106,7 +113,8 @@ fn fork_point(info: &KernelInfo, fork: &KernelInfo) -> Result<String, Failure> {
     }
 }
 
-/// What happened to files since a checkpoint of `kernel`, in it or in the other kernel.
+/// What happened to files since a checkpoint of `kernel`, in it or in the other kernel. Without a checkpoint: how the
+/// other kernel's files differ.
 async fn files(kernel: &KernelClient, since: &str, of: Option<&KernelClient>) -> Result<Vec<Difference>, Failure> {
     let mut found = Vec::new();
     let collected = kernel.diff_with(since, of, "", async |difference| {

@@ -23,6 +23,7 @@ fn take_copies_changes_of_fork() {
     assert!(said.contains("src/a") && said.contains("to undo: ryokan restore k"), "{said}");
     assert_eq!(host.ok(&["exec", "k", LOOK]), "2\nn\nx\nsrc/a\n600\nchanged\n");
     assert_eq!(host.ok(&["exec", "k", "echo $y$z"]), "7\n", "variables stay");
+    assert!(host.ok(&["take", "k", "--from", "try-2"]).contains("or k has them"), "all is taken");
     let undo = said.lines().last().and_then(|line| line.rsplit(' ').next()).unwrap().to_owned();
     host.ok(&["restore", "k", &undo, "--yes"]);
     assert_eq!(

@@ -268,6 +268,7 @@ class EverydayTest(DaemonTest):
         look = "cat src/a new/deep/f moved; readlink link; ls; stat -c %a:%Y new/deep/f; stat -c %Y new; cat mine"
         wanted = "2\nn\nx\nsrc/a\nlink\nmine\nmoved\nnew\nsrc\n644:981173106\n981173106\n3\n"
         self.assertEqual(base.run_code(look).stdout, wanted)
+        self.assertEqual(base.take(two), types.Taken(None, []))
         base.restore(taken.safety.id)
         self.assertEqual(base.run_code("cat old/other; ls").stdout, "4\na b\nmine\nold\nsrc\n")
 

@@ -35,6 +35,9 @@ async def take(kernel: Kernel, fork: Kernel, paths: Iterable[_files.Path], force
         if not any(_is_beneath(name, path) for change in changes for name in _names(change)):
             await _refuse_unknown(path, kernel, fork)
     changes = [part for change in changes if (part := _selected(change, wanted))]
+    # What the kernel has already, as after an earlier take, is neither taken nor a conflict.
+    apart = {name for one in await _files_since(kernel, "", fork) if _is_taken(one) for name in _names(one)}
+    changes = [change for change in changes if apart.intersection(_names(change))]
     for change in changes:
         if "\N{REPLACEMENT CHARACTER}" in change.name:
             raise UnsupportedError(f"the name of {change.name} is not UTF-8")
