@@ -108,11 +108,13 @@ impl Config {
 
     /// Digest of each section that has other values than those by default, by name.
     pub fn sections(&self) -> BTreeMap<String, String> {
-        // As text: the conversion to a table refuses values that the text leaves out.
-        let read = |text: String| text.parse::<toml::Table>().ok();
-        let all = |config: &Config| toml::to_string(config).ok().and_then(read).unwrap_or_default();
+        // TOML has no numbers as large as some limits.
+        let all = |config: &Config| match serde_json::to_value(config) {
+            Ok(serde_json::Value::Object(sections)) => sections,
+            Ok(_) | Err(_) => serde_json::Map::new(),
+        };
         let default = all(&Config::default());
-        let is_set = |(name, value): &(String, toml::Value)| default.get(name) != Some(value);
+        let is_set = |(name, value): &(String, serde_json::Value)| default.get(name) != Some(value);
         all(self).into_iter().filter(is_set).map(|(name, value)| (name, digest_of(&value.to_string()))).collect()
     }
 
