@@ -309,7 +309,8 @@ mod tests {
     fn only_listening_daemon_is_trusted() {
         let folder = tempfile::tempdir().expect("a directory");
         let program = folder.path().join("ryokand");
-        std::fs::copy("/bin/sleep", &program).expect("copied");
+        // A copy could be busy: a fork of another test may still have it open for writing.
+        std::os::unix::fs::symlink("/bin/sleep", &program).expect("linked");
         let mut daemon = std::process::Command::new(&program).arg("600").spawn().expect("started");
         let (own, pid) = (std::process::id(), daemon.id());
         let found = [(pid, 1), (own, pid), (0, pid), (1, pid), (own, own)].map(|(peer, says)| process_of(peer, says));

@@ -19,7 +19,7 @@ use crate::core::files::{FileEvent, FileEventKind, WORKSPACE};
   ryokan watch demo
   ryokan watch demo:src --recursive --json
 
-One line for each event: created, written, closed (after it was open for writing), changed (mode, owner or times), removed; a move is removed and created. `ready` comes first: nothing after it is missed. `overflow` means that events are missing. Ends with Ctrl-C, and with `ended` if the directory is removed or replaced, or has more than 4,096 directories below it, and when the kernel's virtual machine starts or ends.")]
+One line for each event: created, written, closed (after it was open for writing), changed (mode, owner or times), removed; a move is removed and created. `ready` comes first: nothing after it is missed, except in a directory that is made later: what is in it when it is noticed is reported as created. A file that is put there whole, as by `ryokan cp`, is created, not closed. `overflow` means that events are missing. Ends with Ctrl-C, and with `ended` if the directory is removed or replaced, or has more than 4,096 directories below it, and when the kernel's virtual machine starts or ends.")]
 pub struct WatchArgs {
     /// The kernel, and a directory in its workspace
     #[arg(value_name = "NAME[:PATH]")]

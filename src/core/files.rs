@@ -348,7 +348,7 @@ impl FileError {
                 (ErrorCode::Refused, "is closed to the kernel's user", "change its mode inside the kernel: chmod")
             }
             FileError::TooLarge => {
-                (ErrorCode::Refused, "is larger than the workspace may be", "make the kernel with a larger workspace")
+                (ErrorCode::Refused, "is larger than the workspace may be", "give it a larger workspace: ryokan update NAME --workspace SIZE")
             }
             FileError::Outside => (
                 ErrorCode::Refused,

@@ -182,7 +182,7 @@ impl StateHandle {
     /// # Errors
     /// `Refused` if the page is malformed, `Sqlite` if a value violates its table.
     pub fn import_history(&self, page: Vec<u8>) -> Pending<()> {
-        self.write("state.history.import", move |db| import(db, &page, TABLES.len()))
+        self.import_tables(page, TABLES.len())
     }
 
     /// As [`Self::import_history`], of the journal alone.
@@ -190,7 +190,11 @@ impl StateHandle {
     /// # Errors
     /// As [`Self::import_history`].
     pub fn import_journal(&self, page: Vec<u8>) -> Pending<()> {
-        self.write("state.history.import", move |db| import(db, &page, JOURNAL))
+        self.import_tables(page, JOURNAL)
+    }
+
+    fn import_tables(&self, page: Vec<u8>, tables: usize) -> Pending<()> {
+        self.write("state.history.import", move |db| import(db, &page, tables))
     }
 
     /// Ends an import.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::sources::{self, DataSource, pending};
 use super::{access, pauses};
-use super::{kept_commits, objects, restored_notes, submodules};
+use super::{kept_commits, objects, submodules};
 use crate::core::checkpoint::CheckpointType;
 use crate::core::error::{Error, Result};
 use crate::core::freeze::cost::{Driver, MemberCost};
@@ -477,7 +477,7 @@ impl Live {
         match (&mut self.kind, target, safety) {
             (LiveKind::Kernel { held, .. }, Captured::Kernel { checkpoint, .. }, _) => {
                 let restored = held.as_mut().ok_or_else(not_held)?.restore(checkpoint, actor).await?;
-                return Ok(restored_notes::of_restored(&self.name, &restored));
+                return Ok(self.notes_of_restore(&restored));
             }
             (
                 LiveKind::Repository { path, repository, .. },

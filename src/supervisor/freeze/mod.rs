@@ -29,7 +29,6 @@ mod pauses;
 mod provenance;
 mod recover;
 mod removal;
-mod restored_notes;
 mod run_freeze;
 mod run_restore;
 mod sources;

@@ -286,7 +286,7 @@ impl Inner {
             let is_taken = self.first_in_window() < needed;
             let is_in_tail = ((self.window_bytes - oldest.bytes()) as u64) < Tail::limit(self.keep_limit);
             let is_lost = self.released && self.window_bytes > WINDOW_BYTES;
-            if !is_lost && !(is_taken && !is_in_tail) {
+            if !is_lost && (!is_taken || is_in_tail) {
                 break;
             }
             let Some(item) = self.window.pop_front() else { break };

@@ -1,12 +1,32 @@
 //! What a client must know of a member besides its content.
 
 use super::{Live, LiveKind};
+use crate::core::checkpoint::Restoration;
 use crate::core::error::{Error, Result};
 use crate::core::freeze::cost::Storage;
 use crate::supervisor::freeze::storage::{kernel_version, storage_at};
 use crate::supervisor::freeze::submodules;
 
+/// Ended programs, and unrestored parts, that a note names of one member.
+const NOTED: usize = 8;
+/// Characters of each, at most.
+const NOTED_CHARS: usize = 100;
+
 impl Live {
+    /// What the restore of a member kernel has ended, and what it could not bring back.
+    pub(super) fn notes_of_restore(&self, restored: &Restoration) -> Vec<String> {
+        let excerpt =
+            |text: &str| text.lines().next().unwrap_or_default().chars().take(NOTED_CHARS).collect::<String>();
+        let listed = |what: &str, entries: Vec<String>| {
+            let (all, named) = (entries.len(), entries.iter().take(NOTED).cloned().collect::<Vec<_>>().join("; "));
+            let more = if all > NOTED { format!("; and {} more", all - NOTED) } else { String::new() };
+            (all > 0).then(|| format!("member {}: {what}: {named}{more}", self.name))
+        };
+        let ended = restored.ended.iter().map(|job| format!("{} ({})", job.id, excerpt(&job.command)));
+        let missed = restored.missed.iter().map(|missed| format!("{} ({})", missed.key, excerpt(&missed.reason)));
+        [listed("ended", ended.collect()), listed("not restored", missed.collect())].into_iter().flatten().collect()
+    }
+
     /// What a client must know of what was captured.
     pub fn not_captured(&self) -> Result<Vec<String>> {
         match &self.kind {
