@@ -55,7 +55,10 @@ pub fn size() -> Result<TerminalSize> {
     let size = found.and_then(|(rows, columns)| TerminalSize::from_wire(rows, columns));
     match found {
         Some(_) => Ok(size.unwrap_or(USUAL_SIZE)),
-        None => Err(Error::unsupported("standard input is no terminal").hint("run it on a terminal, or use spawn without -t")),
+        None => {
+            Err(Error::unsupported("standard input is no terminal")
+                .hint("run it on a terminal, or use spawn without -t"))
+        }
     }
 }
 

@@ -347,9 +347,11 @@ impl FileError {
             FileError::Permission => {
                 (ErrorCode::Refused, "is closed to the kernel's user", "change its mode inside the kernel: chmod")
             }
-            FileError::TooLarge => {
-                (ErrorCode::Refused, "is larger than the workspace may be", "give it a larger workspace: ryokan update NAME --workspace SIZE")
-            }
+            FileError::TooLarge => (
+                ErrorCode::Refused,
+                "is larger than the workspace may be",
+                "give it a larger workspace: ryokan update NAME --workspace SIZE",
+            ),
             FileError::Outside => (
                 ErrorCode::Refused,
                 "is outside of /workspace",

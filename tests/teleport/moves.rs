@@ -311,7 +311,7 @@ fn unacknowledged_abort_spares_next_move() {
     here.ok(&["exec", "demo", "dd if=/dev/urandom of=large bs=1M count=14 2>/dev/null; x=1"]);
     let (flag, address) = (here.path("home").join("flag"), to(&there));
     let pipe = address.strip_prefix("exec:").expect("a command");
-    let once = format!("exec:if mkdir {} 2>/dev/null; then exec {pipe}; else exec sleep 600; fi", flag.display());
+    let once = format!("exec:if mkdir {} 2>/dev/null; then {pipe}; else exec sleep 600; fi", flag.display());
     let mut command = here.command("ryokan");
     command.args(["--no-autostart", "teleport", "demo", "--to", &once, "--limit-rate", "1M"]);
     let mut first = command.spawn().unwrap();
