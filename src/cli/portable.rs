@@ -22,6 +22,11 @@ use crate::rpc::client::{BundleReview, ImportedKernel};
 
 /// `ryokan export`
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  ryokan export demo demo.ryokan
+  ryokan export demo - --checkpoint one | ssh other ryokan import -
+
+The file of a whole kernel has its journal: code, standard input and output of its executions. To share a kernel without them, name checkpoints: their file has none. Programs that run are not in the file.")]
 pub struct ExportArgs {
     /// Name or id of the kernel, or name of a group
     pub name: KernelOrGroupArg,

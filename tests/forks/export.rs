@@ -38,6 +38,7 @@ fn export_import_keeps_checkpoints() {
             here.ok(&["checkpoint", engine, "-m", "one", "--description", "first"]);
             here.ok(&["exec", engine, change]);
             let output = here.ok(&["exec", engine, large]);
+            let runs = here.ok(&["spawn", engine, "-d", "--", "sleep", "1000"]);
             here.ok(&["export", engine, file]);
             let refused = here.cli(&["export", engine, file]);
             assert_eq!(refused.status.code(), Some(2), "{user:?}: it is there already: {refused:?}");
@@ -53,7 +54,10 @@ fn export_import_keeps_checkpoints() {
             let past = there.ok(&["journal", engine]);
             assert!(past.contains(&set_up[..9]) && past.contains("imported"), "{user:?}: {past}");
             assert_eq!(there.ok(&["exec", engine, "--attach", "3"]), output, "{user:?}");
-            assert_eq!(there.ok(&["exec", engine, "--attach", "4"]), "2\ntwo\n", "{user:?}");
+            let ended = there.cli(&["exec", engine, "--attach", runs.trim()]);
+            let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+            assert!(said.contains("it ran when its kernel was exported"), "{user:?}: {said}");
+            assert_eq!(there.ok(&["exec", engine, "--attach", "5"]), "2\ntwo\n", "{user:?}");
             let reported = show(&there, engine);
             assert_eq!(reported["limits"]["memory_bytes"], 300 << 20, "{user:?}: {reported}");
             assert_eq!(reported["origin"]["kind"], "restored", "{user:?}: {reported}");

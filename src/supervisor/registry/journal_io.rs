@@ -4,12 +4,16 @@ use std::collections::{BTreeSet, HashSet};
 
 use crate::bundle::Journal;
 use crate::catalog::StateHandle;
-use crate::catalog::state::{Direction, Position, RootKind};
+use crate::catalog::state::{Direction, ExecClose, OutputRecord, Position, RootKind};
 use crate::core::error::{Error, Result};
+use crate::core::exec::ExecEnd;
 use crate::core::ids::{Digest, KernelId};
 use crate::core::limits;
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
+
+/// Executions and programs of a kernel that run or wait at once, at most.
+const RUNNING: usize = 1 + limits::EXECUTIONS_QUEUED + limits::PROCESSES;
 
 /// Stores the pages of a kernel's journal. The caller keeps the store from collecting them.
 pub(super) async fn export(host: &Host, kernel: &Kernel) -> Result<Journal> {
@@ -57,7 +61,21 @@ pub(super) async fn import(host: &Host, id: KernelId, journal: &Journal) -> Resu
         return Err(Error::corrupt("the journal names output that the file does not have").reason("bundle"));
     }
     is_readable(&state).await?;
+    end_running(host, &state).await?;
     Ok(true)
+}
+
+/// Ends what ran at the export: no worker has it here.
+async fn end_running(host: &Host, state: &StateHandle) -> Result<()> {
+    let running = state.running_execs().await?;
+    if running.len() > RUNNING {
+        return Err(Error::corrupt(format!("the journal has {} executions at once", running.len())).reason("bundle"));
+    }
+    for exec in running {
+        let end = ExecEnd::lost("it ran when its kernel was exported");
+        state.end_exec(exec, ExecClose { end, output: OutputRecord::default(), at_ms: host.now_ms() }).await?;
+    }
+    Ok(())
 }
 
 /// Checks that imported entries read back as records, in order.
