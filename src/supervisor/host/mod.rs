@@ -176,9 +176,9 @@ impl Host {
     /// The error for [`disk_is_full`](Self::disk_is_full).
     pub(crate) fn full() -> Error {
         Error::busy("no room on the disk that holds ryokan's data").reason(DISK_FULL).hint(
-            "free space on the device or raise the quota; `ryokan rm`, `ryokan gc` and a `ryokan restore` to smaller \
-                 files free space, and an idle kernel can run code that deletes its files; `ryokan du` shows what takes \
-                 the most room",
+            "free space on the device or raise the quota; `ryokan rm` and `ryokan gc` free space, and so does code that \
+                 deletes files of its kernel: if that is refused, too, after `ryokan stop` and `ryokan start`; `ryokan \
+                 du` shows what takes the most room",
         )
     }
 
