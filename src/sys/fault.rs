@@ -1,10 +1,9 @@
 //! Fault injection: every durable operation passes a labelled point, where a test can kill the
 //! process or make the operation fail.
 //!
-//! In builds with `debug_assertions` the environment variable [`VARIABLE`], `label[:n]=kill|eio|enospc|emfile|hold`, arms one point
-//! for its n-th pass (default 1); several are separated by commas. `hold` blocks while the file named by [`HOLD`] exists, and makes one with
-//! the extension `reached` beside it. In
-//! release builds a point is nothing at all.
+//! In builds with `debug_assertions` the environment variable [`VARIABLE`], `label[:n]=kill|eio|enospc|emfile|hold`, arms
+//! one point for its n-th pass (default 1); several are separated by commas. `hold` blocks while the file named by
+//! [`HOLD`] exists, and makes one with the extension `reached` beside it. In release builds a point is nothing at all.
 
 use std::io;
 

@@ -130,9 +130,9 @@ fn import_failure() {
     };
     let faults = [(("there", "piece"), "cut"), (("there", "piece"), "flip"), (("there", "seal"), "cut")];
     for (count, (frame, fault)) in (2..).zip(faults) {
-        let (way, told) = faulty(&there, frame, fault);
+        let (way, reached) = faulty(&there, frame, fault);
         let failed = here.cli(&["teleport", "lab", "--to", &way, "--kind", "teleport"]);
-        assert!(!failed.status.success() && told.exists(), "{fault} at {frame:?}: {failed:?}");
+        assert!(!failed.status.success() && reached.exists(), "{fault} at {frame:?}: {failed:?}");
         stays(&here, count, fault);
     }
     arm(&mut here, "store.pack.write=enospc");

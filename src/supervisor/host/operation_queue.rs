@@ -95,7 +95,7 @@ mod tests {
         assert!(waiting.as_mut().now_or_never().is_none());
         let mut later = Box::pin(turns.take(paths(&["/b"])));
         assert!(later.as_mut().now_or_never().is_none(), "the one before it waits for /b");
-        // A client that waits no longer holds nobody up.
+        // A wait that was abandoned delays no later operation.
         drop(waiting);
         assert!(later.now_or_never().is_some());
         drop(first);

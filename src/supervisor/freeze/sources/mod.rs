@@ -18,7 +18,8 @@
 //! | PostgreSQL server | a snapshot of its Btrfs subvolume, between backup start and stop | nothing |
 //! | command | the program's output | size |
 //!
-//! `tests/freeze/conformance.rs` is one suite for all of them. Until the switch, only inactive copies change. `pending` keeps the promise that a quiesced source is resumed.
+//! `tests/freeze/conformance.rs` is one suite for all of them. Until the switch, only inactive copies change. `pending`
+//! keeps the promise that a quiesced source is resumed.
 
 mod command;
 mod database;
