@@ -313,8 +313,16 @@ mod tests {
         std::os::unix::fs::symlink("/bin/sleep", &program).expect("linked");
         let mut daemon = std::process::Command::new(&program).arg("600").spawn().expect("started");
         let (own, pid) = (std::process::id(), daemon.id());
+        // The kernel lets the parent continue before it gives the child its new name.
+        let named = (0..1000).any(|_| {
+            is_daemon(pid) || {
+                std::thread::sleep(Duration::from_millis(10));
+                false
+            }
+        });
         let found = [(pid, 1), (own, pid), (0, pid), (1, pid), (own, own)].map(|(peer, says)| process_of(peer, says));
         daemon.kill().and_then(|()| daemon.wait()).expect("ended");
+        assert!(named, "it is called ryokand");
         // It listens itself; a service manager listens for it; another PID namespace; another process.
         assert_eq!(found, [Some(pid), Some(pid), None, None, None]);
     }

@@ -201,7 +201,7 @@ impl Drop for Terminal {
     }
 }
 
-/// Removes escape sequences: those of xterm that rustyline uses end with a letter.
+/// Removes escape sequences: those of xterm that rustyline uses end with a letter, those of keypads with `=` or `>`.
 fn plain(text: &str) -> String {
     let mut plain = String::new();
     let mut chars = text.chars();
@@ -209,7 +209,7 @@ fn plain(text: &str) -> String {
         match c {
             '\x1b' => {
                 let end = chars.find(|c| !"[?;0123456789".contains(*c));
-                debug_assert!(end.is_none_or(|end| end.is_ascii_alphabetic()), "{end:?}");
+                debug_assert!(end.is_none_or(|end| end.is_ascii_alphabetic() || "=>".contains(end)), "{end:?}");
             }
             c => plain.push(c),
         }
