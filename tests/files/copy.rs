@@ -123,6 +123,13 @@ fn streams_and_conflicts() {
         assert_eq!(got, status, "{args:?}: {stderr}");
         assert!(stderr.contains(words), "{args:?}: {stderr}");
     }
+    // The files of a folder precede its folders.
+    host.ok(&["exec", "k", "mkdir -p x/sub; echo 1 > x/one; echo 2 > x/two"]);
+    let held = host.path("home").join("x");
+    fs::create_dir(&held).expect("made");
+    fs::write(held.join("sub"), "").expect("written");
+    let (status, stderr) = code(&["cp", "k:x", text(&host.path("home"))]);
+    assert!(status == 4 && stderr.contains("2 whole files copied before it"), "{stderr}");
     assert_eq!(fs::read(&input).expect("read"), b"a\0b");
     assert!(std::os::unix::fs::FileTypeExt::is_fifo(&fs::metadata(&pipe).expect("there").file_type()));
 }

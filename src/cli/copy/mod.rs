@@ -157,7 +157,14 @@ pub async fn copy(context: &Context, args: CopyArgs) -> Result<(), Failure> {
     };
     copied.end();
     match done {
-        Ok(done) => done?,
+        Ok(Ok(())) => {}
+        Ok(Err(failure)) => {
+            if copied.files > 0 {
+                let whole = render::counted(copied.files, "whole file");
+                context.say(&format!("stopped at an error: {whole} copied before it; the others were not tried"));
+            }
+            return Err(failure);
+        }
         Err(code) => {
             let whole = render::counted(copied.files, "whole file");
             context.say(&format!("interrupted: {whole} copied; the next one is whole or unchanged"));
