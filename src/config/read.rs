@@ -11,7 +11,8 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue, Deserializer};
 
 use super::Config;
-use super::problem::{Fault, Problem, nearest};
+use super::problem::{Fault, Problem};
+use crate::core::nearest::nearest;
 
 /// Maximum number of reported problems per file.
 const PROBLEMS: usize = 50;

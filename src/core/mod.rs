@@ -23,6 +23,7 @@ pub mod kernel;
 pub mod limits;
 pub mod missed;
 pub mod name;
+pub mod nearest;
 pub mod origin;
 pub mod pattern;
 pub mod pool;

@@ -14,6 +14,7 @@ use crate::core::freeze::postgres::{Connection, ConnectionError};
 use crate::core::freeze::{Group, Intent, Member, Target};
 use crate::core::ids::GroupId;
 use crate::core::name::KernelName;
+use crate::core::nearest::nearest;
 use crate::git::Repository;
 use crate::supervisor::host::Host;
 use crate::supervisor::host::actor::Actor;
@@ -45,10 +46,16 @@ pub async fn list(supervisor: &Supervisor, uid: u32) -> Result<Vec<Group>> {
 /// # Errors
 /// `notFound`.
 pub async fn find(supervisor: &Supervisor, uid: u32, name: &str) -> Result<Group> {
-    let found = list(supervisor, uid).await?.into_iter().find(|group| group.name == name);
-    found.ok_or_else(|| {
-        Error::not_found(format!("there is no group {name:?}")).hint(format!("create it: ryokan group new {name}"))
-    })
+    let groups = list(supervisor, uid).await?;
+    if let Some(found) = groups.iter().find(|group| group.name == name) {
+        return Ok(found.clone());
+    }
+    let known: Vec<&str> = groups.iter().map(|group| group.name.as_str()).collect();
+    let hint = match nearest(name, &known) {
+        Some(near) => format!("did you mean {near}? `ryokan group show` lists the groups there are"),
+        None => format!("create it: ryokan group new {name}"),
+    };
+    Err(Error::not_found(format!("there is no group {name:?}")).hint(hint))
 }
 
 /// Whether the caller has a group of this name.

@@ -15,6 +15,7 @@ use crate::core::ids::KernelId;
 use crate::core::info::Ability;
 use crate::core::limits;
 use crate::core::name::KernelName;
+use crate::core::nearest::nearest;
 use crate::core::usage::DiskFigures;
 use crate::supervisor::host::metrics::Gauges;
 use crate::supervisor::kernel::Kernel;
@@ -74,8 +75,11 @@ impl Supervisor {
     /// `notFound`, both for an absent kernel and for another user's.
     pub fn find(&self, uid: u32, name: &str) -> Result<Rc<Kernel>> {
         let unknown = || {
+            let known: Vec<String> = self.visible(uid).iter().map(|kernel| kernel.spec().name.to_string()).collect();
+            let known: Vec<&str> = known.iter().map(String::as_str).collect();
+            let meant = nearest(name, &known).map(|near| format!("did you mean {near}? ")).unwrap_or_default();
             Error::not_found(format!("there is no kernel {:?}", name.chars().take(80).collect::<String>()))
-                .hint("`ryokan ls` lists the kernels there are")
+                .hint(format!("{meant}`ryokan ls` lists the kernels there are"))
         };
         let id = match name.parse::<KernelName>() {
             Ok(name) => self.registry.by_name.borrow().get(&(uid, name)).copied(),
