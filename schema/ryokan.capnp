@@ -415,7 +415,7 @@ interface PortStream {
 
 struct ProcessRequest {
   argv @0 :List(Text);        # a program without a slash is found in PATH
-  cwd @1 :Text;               # empty: /workspace
+  cwd @1 :Text;               # relative to /workspace; empty: /workspace
   env @2 :List(Pair);         # beside the variables of every engine; the journal keeps the names only
   stdinOpen @3 :Bool;         # input arrives through Execution.stdin; otherwise it is empty
   timeoutMs @4 :UInt64;       # then the whole tree is killed; 0: none

@@ -35,7 +35,7 @@ pub struct SpawnArgs {
     /// Program and arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
     pub argv: Vec<String>,
-    /// Working directory
+    /// Working directory, relative to /workspace
     #[arg(long, value_name = "DIR", default_value = WORKSPACE)]
     pub cwd: String,
     /// Environment variable; repeatable. The journal keeps the name only
@@ -68,7 +68,7 @@ The same as spawn -t with bash or, if the kernel has none, sh. The shell is a pr
 pub struct ShellArgs {
     /// Name or id of the kernel
     pub name: KernelArg,
-    /// Working directory
+    /// Working directory, relative to /workspace
     #[arg(long, value_name = "DIR", default_value = WORKSPACE)]
     pub cwd: String,
 }

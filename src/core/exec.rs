@@ -81,7 +81,7 @@ pub enum Work {
 pub struct Program {
     /// The program and its arguments.
     pub argv: Vec<String>,
-    /// Its working directory.
+    /// Working directory in the kernel: absolute, or relative to the workspace in a request.
     pub cwd: String,
     /// Whether it continues without its client.
     #[serde(default)]
@@ -134,7 +134,7 @@ impl Program {
         {
             return Err(RequestError::Arguments { count: self.argv.len(), bytes: self.argument_bytes() });
         }
-        if !self.cwd.starts_with('/') || self.cwd.len() > limits::PROCESS_DIRECTORY_BYTES {
+        if self.cwd.len() > limits::PROCESS_DIRECTORY_BYTES {
             return Err(RequestError::Directory);
         }
         match self.argv.iter().chain([&self.cwd]).any(|text| text.contains('\0')) {
@@ -451,8 +451,8 @@ pub enum RequestError {
         /// Their size.
         bytes: usize,
     },
-    /// A working directory that is not absolute or too long.
-    #[error("the working directory is not absolute, or longer than {} bytes", limits::PROCESS_DIRECTORY_BYTES)]
+    /// A working directory that is too long.
+    #[error("the working directory is longer than {} bytes", limits::PROCESS_DIRECTORY_BYTES)]
     Directory,
 }
 

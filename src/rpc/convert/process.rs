@@ -19,7 +19,7 @@ pub fn read_process_request(reader: wire::process_request::Reader<'_>) -> Result
     let cwd = read_name(reader.get_cwd(), "working directory")?;
     let program = Program {
         argv: read_text_list(reader.get_argv(), "arguments", limits::PROCESS_ARGUMENTS)?,
-        cwd: if cwd.is_empty() { WORKSPACE.to_owned() } else { cwd },
+        cwd: if cwd.starts_with('/') { cwd } else { in_workspace(&cwd) },
         detached: reader.get_detached(),
         terminal: TerminalSize::from_wire(reader.get_rows(), reader.get_columns()),
     };
@@ -34,6 +34,10 @@ pub fn read_process_request(reader: wire::process_request::Reader<'_>) -> Result
     };
     request.check().map_err(|e| Error::invalid(e.to_string()))?;
     Ok(request)
+}
+
+fn in_workspace(path: &str) -> String {
+    if path.is_empty() { WORKSPACE.to_owned() } else { format!("{WORKSPACE}/{path}") }
 }
 
 /// Writes a request.
@@ -132,11 +136,11 @@ mod tests {
                 builder.init_argv(1).set(0, argument);
             })
         };
-        assert!(
-            program("ls", "")
-                .is_ok_and(|request| { matches!(request.what, Work::Process(program) if program.cwd == WORKSPACE) })
-        );
-        for (argument, cwd) in [("", "/tmp"), ("a\0b", "/tmp"), ("ls", "tmp"), ("ls", "/a\0b")] {
+        for (given, whole) in [("", WORKSPACE), ("src/a", "/workspace/src/a"), ("/tmp", "/tmp")] {
+            let request = program("ls", given).expect("valid");
+            assert!(matches!(request.what, Work::Process(program) if program.cwd == whole), "{given:?}");
+        }
+        for (argument, cwd) in [("", "/tmp"), ("a\0b", "/tmp"), ("ls", "/a\0b")] {
             assert!(program(argument, cwd).is_err(), "{argument:?} in {cwd:?}");
         }
         assert!(program(&"x".repeat(limits::PROCESS_ARGUMENT_MAX_BYTES + 1), "/tmp").is_err());
