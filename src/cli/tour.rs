@@ -18,6 +18,9 @@ pub struct TourArgs {
     /// Print the script, do not run it
     #[arg(long)]
     pub print: bool,
+    /// Build an image of virtual machines if there is none (fetches packages, takes minutes)
+    #[arg(long)]
+    pub image: bool,
     /// Keep the tour's directory and print its path
     #[arg(long)]
     pub keep: bool,
@@ -32,9 +35,7 @@ pub async fn tour(context: &Context, args: TourArgs) -> Result<(), Failure> {
     let folder = me.parent().unwrap_or(std::path::Path::new("/"));
     let mut command = tokio::process::Command::new("bash");
     command.arg("-c").arg(SCRIPT).arg("tour").env("RYOKAN_TOUR_BIN", folder).stdin(Stdio::null());
-    if args.keep {
-        command.arg("--keep");
-    }
+    command.args(args.image.then_some("--image")).args(args.keep.then_some("--keep"));
     let status = command
         .status()
         .await
