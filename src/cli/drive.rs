@@ -112,7 +112,7 @@ pub async fn drive(
     let begun = Instant::now();
     tracing::info!(exec = %execution.exec(), "execution begun");
     let reader_gone = Cell::new(false);
-    let wrote_stderr = Cell::new(false);
+    let output = Shown::default();
     let mut deliver = std::pin::pin!(async {
         // Requested before any input is sent: calls queue behind unread input.
         let result = execution.result();
@@ -120,7 +120,7 @@ pub async fn drive(
             return result.await;
         }
         let output = execution.output(streams.offset, async |event| {
-            show(event, &wrote_stderr).await.map_err(|error| {
+            show(event, &output).await.map_err(|error| {
                 reader_gone.set(error.kind() == io::ErrorKind::BrokenPipe);
                 not_written(&error)
             })
@@ -161,7 +161,7 @@ pub async fn drive(
             let (exec, status, code) = (result.exec, result.end.status.name(), result.end.code);
             let (ran, took) = (Duration::from_micros(result.end.duration_us), begun.elapsed());
             tracing::info!(%exec, status, code, ?ran, ?took, "execution ended");
-            Ok(Driven::Ended { result: Box::new(result), wrote_stderr: wrote_stderr.get() })
+            Ok(Driven::Ended { result: Box::new(result), wrote_stderr: output.wrote_stderr.get() })
         }
         Err(_) if reader_gone.get() && streams.runs == Runs::Attached => Ok(Driven::Left(exit::READER_GONE)),
         Err(_) if reader_gone.get() => {
@@ -194,15 +194,36 @@ fn not_written(error: &io::Error) -> Error {
     Error::internal(format!("could not write the output: {error}")).reason(UNWRITTEN)
 }
 
-async fn show(event: OutputEvent, wrote_stderr: &Cell<bool>) -> io::Result<()> {
+/// The output shown so far.
+#[derive(Default)]
+struct Shown {
+    wrote_stderr: Cell<bool>,
+    /// Whether its last line is unfinished.
+    is_in_line: Cell<bool>,
+}
+
+impl Shown {
+    fn add(&self, bytes: &[u8]) {
+        if let Some(last) = bytes.last() {
+            self.is_in_line.set(*last != b'\n');
+        }
+    }
+}
+
+async fn show(event: OutputEvent, shown: &Shown) -> io::Result<()> {
     match event {
-        OutputEvent::Stdout(bytes) => write(tokio::io::stdout(), &bytes).await,
+        OutputEvent::Stdout(bytes) => {
+            shown.add(&bytes);
+            write(tokio::io::stdout(), &bytes).await
+        }
         OutputEvent::Stderr(bytes) => {
-            wrote_stderr.set(wrote_stderr.get() || !bytes.is_empty());
+            shown.add(&bytes);
+            shown.wrote_stderr.set(shown.wrote_stderr.get() || !bytes.is_empty());
             write(tokio::io::stderr(), &bytes).await
         }
         OutputEvent::Truncated(bytes) => {
-            say(&format!("note: {bytes} bytes of output were dropped"));
+            let line_end = if shown.is_in_line.replace(false) { "\n" } else { "" };
+            say(&format!("{line_end}note: {bytes} bytes of output were dropped"));
             Ok(())
         }
         // Engines also print these as text; the structured forms are for `--json` and other front ends.

@@ -259,6 +259,11 @@ pub fn parse_pair(text: &str) -> Result<(String, String), String> {
     }
 }
 
+/// Whether a text after a colon looks like an access mode, such as `rx`.
+fn is_mode(text: &str) -> bool {
+    text.len() <= 3 && text.bytes().all(|byte| b"rwxo".contains(&byte.to_ascii_lowercase()))
+}
+
 /// Parses `PATH:ro` or `PATH:rw`, split at the last colon; read-only by default.
 ///
 /// # Errors
@@ -267,10 +272,28 @@ pub fn parse_allowed(text: &str) -> Result<AllowedPath, String> {
     let (path, writable) = match text.rsplit_once(':') {
         Some((path, "rw")) => (path, true),
         Some((path, "ro")) => (path, false),
+        Some((path, mode)) if is_mode(mode) && !Path::new(text).exists() => {
+            return Err(format!("{mode:?} is no access: write {path}:ro or {path}:rw"));
+        }
         Some(_) | None => (text, false),
     };
     match path.is_empty() {
         true => Err("PATH, PATH:ro or PATH:rw".into()),
         false => Ok(AllowedPath::new(path, writable)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wrong_access_is_refused() {
+        for (text, writable) in [("/etc", false), ("/etc:ro", false), ("/etc:rw", true), ("/a:b:rw", true)] {
+            assert_eq!(parse_allowed(text).map(|allowed| allowed.writable), Ok(writable), "{text}");
+        }
+        assert_eq!(parse_allowed("/etc:rx").expect_err("no access"), "\"rx\" is no access: write /etc:ro or /etc:rw");
+        assert!(parse_allowed(":rw").is_err());
+        assert!(parse_allowed("/srv/data:2024").is_ok(), "a path with a colon");
     }
 }

@@ -13,7 +13,7 @@ use crate::core::audit::AuditHead;
 use crate::core::error::Error;
 use crate::core::quantity::format_size;
 use crate::core::retention::Retention;
-use crate::core::upkeep::VerifyEvent;
+use crate::core::upkeep::{GcThing, VerifyEvent};
 
 /// `ryokan gc`
 #[derive(Debug, Args)]
@@ -21,6 +21,9 @@ pub struct GcArgs {
     /// Only show what would be kept or removed, and why
     #[arg(long)]
     pub dry_run: bool,
+    /// List the objects that stay, too
+    #[arg(long, requires = "dry_run")]
+    pub all: bool,
 }
 
 /// `ryokan verify`
@@ -75,6 +78,10 @@ pub async fn gc(context: &Context, args: GcArgs) -> Result<(), Failure> {
     let host = context.host().await?;
     let (paint, mut failed) = (context.terminal.paint, None);
     let done = host.gc(args.dry_run, async |item| {
+        // There may be millions.
+        if item.stays && matches!(item.thing, GcThing::Object { .. }) && !args.all && !context.options.json {
+            return Ok(());
+        }
         let line = match context.options.json {
             true => format!("{}\n", json::gc_item(&item)),
             false => render::gc_item(&item, paint),

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::checkpoint::{McpPart, StatePart, StateParts, ToolPart};
 use super::info::GivenMount;
 use super::limits;
-use super::quantity::format_size;
+use super::quantity::{format_cpus, format_duration, format_size};
 use super::spec::KernelSpec;
 use super::workflow::{ArtifactPart, DecisionPart, Step, WorkflowPart};
 
@@ -317,11 +317,11 @@ fn limits_of(spec: &KernelSpec) -> [(&'static str, String); 7] {
     let bounds = &spec.limits;
     let idle = match spec.idle_timeout_ms {
         0 => "never".to_owned(),
-        ms => format!("{ms} ms"),
+        ms => format_duration(ms),
     };
     [
         ("memory", format_size(bounds.memory_bytes)),
-        ("cpu", format!("{} thousandths", bounds.cpu_milli)),
+        ("cpus", format_cpus(bounds.cpu_milli)),
         ("pids", bounds.pids.to_string()),
         ("open files", bounds.open_files.to_string()),
         ("workspace", format_size(bounds.workspace_bytes)),

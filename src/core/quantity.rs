@@ -85,6 +85,11 @@ pub fn format_size(bytes: u64) -> String {
     format!("{bytes} B")
 }
 
+/// Formats processors as [`parse_cpu_milli`] reads them.
+pub fn format_cpus(milli: u32) -> String {
+    (f64::from(milli) / 1000.0).to_string()
+}
+
 /// Formats a duration exactly, in the largest unit that divides it.
 pub fn format_duration(ms: u64) -> String {
     let units = [(86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1000, "s")];

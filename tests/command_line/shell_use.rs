@@ -93,9 +93,25 @@ fn own_failures_have_their_exit_code() {
         (&["run", "--engine", "python", "import sys; sys.exit(4)"], 4),
         (&["spawn", "k", "--", "sh", "-c", "exit 5"], 5),
         (&["spawn", "none", "--", "true"], 125),
+        (&["spawn", "k", "--cwd", "no", "--", "true"], 126),
         (&["show", "none"], 3),
     ] {
         assert_eq!(host.cli(args).status.code(), Some(code), "{args:?}");
+    }
+}
+
+#[test]
+fn misspelt_names_get_suggestion() {
+    let host = Host::start();
+    host.ok(&["new", "demo"]);
+    host.ok(&["group", "new", "everything"]);
+    for (args, hint) in [
+        (["show", "dmeo"], "hint: did you mean demo? `ryokan ls`"),
+        (["show", "other"], "hint: `ryokan ls`"),
+        (["freeze", "everythign"], "hint: did you mean everything? `ryokan group show`"),
+    ] {
+        let said = host.cli(&args);
+        assert!(String::from_utf8_lossy(&said.stderr).contains(hint), "{said:?}");
     }
 }
 

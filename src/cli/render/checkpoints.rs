@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::time::{ago, now_ms};
-use super::{first_line, plain};
+use super::{first_line, plain, plain_line};
 use crate::cli::paint::Paint;
 use crate::cli::preview::Preview;
 use crate::core::checkpoint::{Checkpoint, CheckpointType, Restoration, RestoredFrom};
@@ -211,8 +211,8 @@ pub fn preview(preview: &Preview<'_>, paint: Paint) -> String {
 /// One difference.
 pub fn difference(difference: &Difference, paint: Paint) -> String {
     let name = match (difference.area, difference.deed) {
-        (_, Deed::Renamed) => format!("{} → {}", plain(&difference.before), plain(&difference.name)),
-        _ => plain(&difference.name),
+        (_, Deed::Renamed) => format!("{} → {}", plain_line(&difference.before), plain_line(&difference.name)),
+        _ => plain_line(&difference.name),
     };
     let mut line = match difference.deed {
         Deed::Added => paint.good(&format!("+ {name}")),
@@ -338,6 +338,12 @@ mod tests {
                 && text.contains("  workspace  reason 0"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn difference_has_one_line() {
+        let odd = Difference::added(Area::File, "a\nb\t\u{1b}", String::new());
+        assert_eq!(difference(&odd, Paint::OFF), "+ a\\nb\\t\\u{1b}\n");
     }
 
     #[test]

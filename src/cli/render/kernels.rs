@@ -11,7 +11,7 @@ use crate::core::info::{KernelInfo, MountInfo};
 use crate::core::limits::engine_state_bytes;
 use crate::core::missed::MissedEntry;
 use crate::core::origin::{Origin, OriginKind};
-use crate::core::quantity::format_size;
+use crate::core::quantity::{format_cpus, format_size};
 use crate::core::rights::Rights;
 use crate::core::usage::DiskFigures;
 use crate::rpc::client::{Forks, ImportedKernel};
@@ -115,7 +115,7 @@ pub fn kernel(info: &KernelInfo, rights: Rights, now_ms: i64, paint: Paint) -> S
     let now = if info.memory_bytes == 0 { String::new() } else { format!("{} of ", format_size(info.memory_bytes)) };
     field("memory", format!("{now}{}", format_size(limits.memory_bytes)));
     field("disk", disk(info.disk, now_ms));
-    field("cpus", format!("{}", f64::from(limits.cpu_milli) / 1000.0));
+    field("cpus", format_cpus(limits.cpu_milli));
     field("pids", limits.pids.to_string());
     field("open files", limits.open_files.to_string());
     field("workspace", format_size(limits.workspace_bytes));

@@ -50,6 +50,11 @@ pub fn plain(text: &str) -> String {
     })
 }
 
+/// As [`plain`], on one line.
+pub fn plain_line(text: &str) -> String {
+    plain(text).replace('\n', "\\n").replace('\t', "\\t")
+}
+
 /// Whether a character changes the text direction, which would reorder the following text on a
 /// terminal.
 fn is_directional(c: char) -> bool {

@@ -4,7 +4,7 @@ use super::table::Table;
 use super::{counted, plain};
 use crate::cli::paint::Paint;
 use crate::core::info::PoolInfo;
-use crate::core::quantity::{format_duration, format_size};
+use crate::core::quantity::{format_cpus, format_duration, format_size};
 
 /// Index of the column IDLE.
 const IDLE: usize = 6;
@@ -19,7 +19,7 @@ pub fn pools(pools: &[PoolInfo], paint: Paint) -> String {
         table.row(&[
             pool.engine.clone(),
             format_size(pool.memory_bytes),
-            (f64::from(pool.cpu_milli) / 1000.0).to_string(),
+            format_cpus(pool.cpu_milli),
             pool.pids.to_string(),
             pool.net.clone(),
             pool.uid.to_string(),
