@@ -41,7 +41,11 @@ impl EngineName {
 
     /// Whether an engine whose memory was copied seeds its random generators anew.
     pub const fn seeds_anew(self) -> bool {
-        matches!(self, EngineName::Python)
+        match self {
+            EngineName::Kaish | EngineName::Python | EngineName::Bash => true,
+            // OpenSSL's and V8's generators in it cannot be reached.
+            EngineName::Node => false,
+        }
     }
 
     /// The oldest supported interpreter, major and minor; `None` for a built-in engine.

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use super::engine::EngineName;
 use super::error::{Error, Result};
 use super::limits;
 use super::spec::{Isolation, KernelSpec};
@@ -113,12 +112,12 @@ impl Forking {
         if spec.isolation != Isolation::Microvm || !self.from.is_empty() || !is_possible || child != *spec {
             return Ok(false);
         }
-        match spec.engine {
-            EngineName::Python if spec.ephemeral => Err("the worker of an ephemeral kernel ends without its daemon"),
-            EngineName::Python => Ok(true),
-            EngineName::Kaish | EngineName::Bash | EngineName::Node => {
-                Err("this engine cannot seed its random generators anew: a copy would draw the same numbers")
-            }
+        if !spec.engine.seeds_anew() {
+            return Err("this engine cannot seed its random generators anew: a copy would draw the same numbers");
+        }
+        match spec.ephemeral {
+            true => Err("the worker of an ephemeral kernel ends without its daemon"),
+            false => Ok(true),
         }
     }
 
@@ -149,11 +148,12 @@ impl Forking {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::core::engine::EngineName;
 
     #[test]
     fn fork_changes_isolation() {
         let name = "a".parse().expect("a name");
-        let mut source = KernelSpec::new(name, crate::core::engine::EngineName::Python);
+        let mut source = KernelSpec::new(name, EngineName::Python);
         (source.image, source.degraded) = ("v1".into(), vec!["landlock".into()]);
         let adapted = |forking: Forking| {
             let mut spec = source.clone();

@@ -100,6 +100,14 @@ pub enum Request {
         id: u64,
         env: Vec<(String, String)>,
     },
+    Enter {
+        id: u64,
+        env: Vec<(String, String)>,
+    },
+    Reseed {
+        id: u64,
+        env: Vec<(String, String)>,
+    },
     Shutdown,
 }
 

@@ -136,9 +136,9 @@ fn memory_is_refused_with_its_rule() {
     host.ok(&["checkpoint", "plain", "-m", "files"]);
     let said = refused(&host, &["restore", "plain", "files", "--kind", "teleport", "--yes"], 4);
     assert!(said.contains("holds no memory"), "{said}");
-    host.ok(&["new", "sh", "--isolation", "microvm", "--engine", "bash"]);
+    host.ok(&["new", "sh", "--isolation", "microvm", "--engine", "node"]);
     let said = refused(&host, &["checkpoint", "sh", "--kind", "teleport"], 5);
-    assert!(said.contains("engine bash"), "{said}");
+    assert!(said.contains("engine node"), "{said}");
     host.ok(&["rm", "sh", "plain", "--yes"]);
     host.ok(&["new", "wide", "--isolation", "microvm", "--engine", "python", "--memory", "2G"]);
     let said = refused(&host, &["checkpoint", "wide", "--kind", "teleport"], 4);

@@ -249,7 +249,11 @@ impl Machines {
 
     /// How often this daemon counted an event of Python's machines.
     fn counted(&self, event: &str) -> u64 {
-        let series = format!("ryokan_launch_events_total{{engine=\"python\",event=\"{event}\"}} ");
+        self.counted_of("python", event)
+    }
+
+    fn counted_of(&self, engine: &str, event: &str) -> u64 {
+        let series = format!("ryokan_launch_events_total{{engine=\"{engine}\",event=\"{event}\"}} ");
         let text = crate::daemon::metrics::reported(self);
         let value = text.lines().find_map(|line| line.strip_prefix(&series)).map(|count| count.trim().parse::<f64>());
         value.map_or(0, |count| count.expect("a number") as u64)

@@ -119,9 +119,9 @@ mod tests {
             (process, Isolation::Microvm, KindError::MemoryStays(Isolation::Process)),
             (machine, Isolation::Process, KindError::MemoryStays(Isolation::Process)),
             (
-                kernel(Isolation::Microvm, EngineName::Bash),
+                kernel(Isolation::Microvm, EngineName::Node),
                 Isolation::Microvm,
-                KindError::NotReseeded(EngineName::Bash),
+                KindError::NotReseeded(EngineName::Node),
             ),
             (Continuing { ephemeral: true, ..machine }, Isolation::Microvm, KindError::Ephemeral),
         ];

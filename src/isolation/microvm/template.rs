@@ -1,7 +1,7 @@
 //! A template on the disk: a stopped machine's memory and state, and a description with their digests.
 //!
-//! It holds nothing of a kernel: no secret, no mounted disk. One for Python holds a worker whose engine has started and
-//! which waits for a kernel (`document.rs`). Machines that are restored from a template begin with the same random state,
+//! It holds nothing of a kernel: no secret, no mounted disk. But for Node.js, it holds a worker whose engine has started
+//! and which waits for a kernel (`document.rs`). Machines that are restored from a template begin with the same random state,
 //! so each is seeded before anything else (`seed.rs`), then its engine. `templates.rs` builds and finds them.
 
 use std::cell::Cell;

@@ -214,13 +214,25 @@ impl Server {
                 self.reply(reply)
             }
             Request::Bind { id, env } => {
-                let reply = match self.session.bind(env) {
-                    Ok(()) => success(id, []),
-                    Err(error) => refusal(id, ErrorCode::Internal, format!("cannot enter the workspace: {error}")),
-                };
-                self.reply(reply)
+                let bound = self.session.bind(env);
+                self.confirm(id, bound, "cannot enter the workspace")
+            }
+            Request::Enter { id, env } => {
+                let entered = self.session.bind(env).and_then(|()| self.session.become_copy(Vec::new()));
+                self.confirm(id, entered, "cannot enter the workspace")
+            }
+            Request::Reseed { id, env } => {
+                let seeded = self.session.become_copy(env);
+                self.confirm(id, seeded, "cannot seed the generator")
             }
         }
+    }
+
+    fn confirm(&mut self, id: u64, done: std::io::Result<()>, what: &str) -> Result<(), Stop> {
+        self.reply(match done {
+            Ok(()) => success(id, []),
+            Err(error) => refusal(id, ErrorCode::Internal, format!("{what}: {error}")),
+        })
     }
 
     fn stdin(&mut self, wanted: bool) -> Result<Option<OwnedFd>, Stop> {

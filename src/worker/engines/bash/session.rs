@@ -23,6 +23,7 @@ use super::shell::{Program, Shell};
 use super::snapshot::{self, ExitTrap, Function, Functions, Snapshot};
 use super::steps;
 use crate::link::frames::{DynamicTool, Missed};
+use crate::sys::random;
 
 /// The start of a session.
 #[derive(Debug, Clone)]
@@ -363,19 +364,9 @@ impl Session {
     /// # Errors
     /// If the workspace cannot be entered.
     pub fn bind(&mut self, env: Vec<(String, String)>) -> io::Result<()> {
-        for (name, value) in env {
-            match self.setup.vars.iter_mut().find(|(known, _)| *known == name) {
-                Some((_, known)) => *known = value,
-                None => self.setup.vars.push((name, value)),
-            }
-        }
+        self.set_up(env);
         std::env::set_current_dir(&self.setup.cwd)?;
-        let mut commands = Vec::new();
-        for (name, value) in self.setup.vars.iter().filter(|(name, _)| restore::is_name(name)) {
-            commands.extend(
-                [b"\\builtin export ", name.as_bytes(), b"=", &super::quote::quoted(value.as_bytes()), b"\n"].concat(),
-            );
-        }
+        let mut commands = exports(&self.setup.vars);
         let cwd = self.setup.cwd.to_string_lossy().into_owned();
         commands.extend([b"\\builtin cd -- ", &super::quote::quoted(cwd.as_bytes())[..]].concat());
         commands.extend_from_slice(b"\n\\builtin unset -v OLDPWD; \\builtin declare -x OLDPWD\n");
@@ -383,6 +374,53 @@ impl Session {
         self.begin_anew();
         Ok(())
     }
+
+    /// Seeds the generator anew and adopts the variables: the shell is a copy, and the original draws the same numbers.
+    ///
+    /// # Errors
+    /// If bash does not answer, or code has made its generator read-only.
+    pub fn become_copy(&mut self, env: Vec<(String, String)>) -> io::Result<()> {
+        let mut commands = exports(&env);
+        // Two numbers in turn differ, unless code has taken `RANDOM` for itself. `SRANDOM` is the system's.
+        let seed = u32::from_ne_bytes(random::bytes());
+        commands.extend_from_slice(
+            format!("\\builtin test \"$RANDOM\" = \"$RANDOM\" || \\builtin printf -v RANDOM %s {seed}\n").as_bytes(),
+        );
+        self.command(&commands)?;
+        if self.snapshot.variables.get("RANDOM").is_some_and(|generator| generator.is('r')) {
+            return Err(io::Error::other("RANDOM is read-only"));
+        }
+        // The variables are no change by the kernel's code.
+        let present = entries::of(&self.snapshot, &self.functions, &mut Vec::new());
+        for key in env.iter().map(|(name, _)| format!("var/{name}")) {
+            match present.get(&key) {
+                Some(entry) => drop(self.fresh.insert(key, entry.clone())),
+                None => drop(self.fresh.remove(&key)),
+            }
+        }
+        self.set_up(env);
+        self.weigh();
+        Ok(())
+    }
+
+    /// Changes the variables with which a shell starts.
+    fn set_up(&mut self, env: Vec<(String, String)>) {
+        for (name, value) in env {
+            match self.setup.vars.iter_mut().find(|(known, _)| *known == name) {
+                Some((_, known)) => *known = value,
+                None => self.setup.vars.push((name, value)),
+            }
+        }
+    }
+}
+
+/// The commands that export variables.
+fn exports(vars: &[(String, String)]) -> Vec<u8> {
+    let named = vars.iter().filter(|(name, _)| restore::is_name(name));
+    let one = |(name, value): &(String, String)| {
+        [b"\\builtin export ", name.as_bytes(), b"=", &super::quote::quoted(value.as_bytes()), b"\n"].concat()
+    };
+    named.flat_map(one).collect()
 }
 
 fn leads_to(fd: &OwnedFd) -> String {

@@ -267,7 +267,12 @@ impl Server {
                 self.rehearse().await?;
                 self.reply(success(id, [("missed", Json::Array(Vec::new()))])).await
             }
-            Request::Bind { id, env } => {
+            // Its random numbers are the system's: there is no generator to seed.
+            Request::Reseed { id, env } => {
+                self.engine.bind(env).await;
+                self.reply(success(id, [])).await
+            }
+            Request::Bind { id, env } | Request::Enter { id, env } => {
                 let bound = std::env::set_current_dir(&self.cwd);
                 self.engine.bind(env).await;
                 let reply = match bound {

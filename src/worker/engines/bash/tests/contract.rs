@@ -236,6 +236,30 @@ fn bind_sets_kernel_environment() {
 }
 
 #[test]
+fn copied_shell_is_seeded() {
+    let mut engine = Engine::start();
+    engine.run("RANDOM=7; mine=1; export RYOKAN_KERNEL=changed");
+    let env = vec![("RYOKAN_KERNEL".to_owned(), "copy".to_owned())];
+    let drawn = |engine: &mut Engine| {
+        engine.run("RANDOM=7");
+        assert!(engine.ask(|id| Request::Reseed { id, env: env.clone() }).ok);
+        engine.out("echo $RANDOM $RANDOM $RANDOM")
+    };
+    assert_ne!(drawn(&mut engine), drawn(&mut engine));
+    assert_eq!(engine.out("echo $RYOKAN_KERNEL $mine"), "copy 1\n");
+    assert_eq!(engine.save().keys().cloned().collect::<Vec<_>>(), ["var/mine"]);
+    engine.run("exit 1");
+    assert_eq!(engine.out("echo $RYOKAN_KERNEL"), "copy\n");
+    // A name that is no generator any more is left alone; a generator that cannot be seeded is reported.
+    engine.run("unset RANDOM; RANDOM=own");
+    assert!(engine.ask(|id| Request::Reseed { id, env: env.clone() }).ok);
+    assert_eq!(engine.out("echo $RANDOM"), "own\n");
+    let mut engine = Engine::start();
+    engine.run("readonly RANDOM");
+    assert!(!engine.ask(|id| Request::Reseed { id, env: env.clone() }).ok);
+}
+
+#[test]
 fn bash_engine_exit_codes() {
     let engine = Engine::start();
     assert_eq!(engine.exit(), 0);
