@@ -360,8 +360,8 @@ impl IsolationDriver for MicrovmDriver {
     }
 
     async fn install(&self, home: &KernelHome, description: Vec<u8>, fill: InstallFiles) -> Result<()> {
-        let (dir, durability) = (home.dir.clone(), self.settings.durability);
-        blocking(move || installed::install(&dir, &description, fill, durability)).await
+        let dir = home.dir.clone();
+        blocking(move || installed::install(&dir, &description, fill)).await
     }
 
     async fn installed(&self, home: &KernelHome, spec: &KernelSpec, uid: u32) -> Result<Option<MachineCopy>> {

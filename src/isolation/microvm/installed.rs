@@ -21,7 +21,6 @@ use super::copy::{Description, MachineCopy, create};
 use super::saved::unreadable;
 use super::stamp::Stamp;
 use super::template::{Kind, Template, close};
-use crate::core::durability::Durability;
 use crate::core::error::{Error, Result};
 use crate::core::limits;
 use crate::isolation::InstallFiles;
@@ -53,8 +52,8 @@ fn failed(error: &dyn std::fmt::Display) -> Error {
 ///
 /// # Errors
 /// `corrupt`, those of `fill` and of the file system: nothing is installed then.
-pub(super) fn install(dir: &Path, description: &[u8], fill: InstallFiles, durability: Durability) -> Result<()> {
-    let installed = fill_and_place(dir, description, fill, durability);
+pub(super) fn install(dir: &Path, description: &[u8], fill: InstallFiles) -> Result<()> {
+    let installed = fill_and_place(dir, description, fill);
     if installed.is_err()
         && let Err(error) = remove(dir)
     {
@@ -63,7 +62,7 @@ pub(super) fn install(dir: &Path, description: &[u8], fill: InstallFiles, durabi
     installed
 }
 
-fn fill_and_place(dir: &Path, description: &[u8], fill: InstallFiles, durability: Durability) -> Result<()> {
+fn fill_and_place(dir: &Path, description: &[u8], fill: InstallFiles) -> Result<()> {
     let machine = Description::decode(description)?;
     remove(dir)?;
     let [memory, state, disk] = NEW.map(|name| create(&dir.join(name)).map_err(|error| failed(&error)));
@@ -80,9 +79,8 @@ fn fill_and_place(dir: &Path, description: &[u8], fill: InstallFiles, durability
         for file in &files[..2] {
             close(file)?;
         }
-        if durability == Durability::Power {
-            files.iter().try_for_each(File::sync_all)?;
-        }
+        // Nothing compares them again: after a loss of power, memory must not meet another disk.
+        files.iter().try_for_each(File::sync_all)?;
         for (from, to) in NEW.iter().zip([MEMORY, STATE, DISK]) {
             std::fs::rename(dir.join(from), dir.join(to))?;
         }
@@ -223,7 +221,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     fn installed(dir: &Path) {
-        install(dir, &description(), filled([MIB, 7, MIB]), Durability::Process).expect("installed");
+        install(dir, &description(), filled([MIB, 7, MIB])).expect("installed");
     }
 
     #[test]
@@ -257,13 +255,13 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let dir = folder.path();
         let refuse: InstallFiles = Box::new(|_| Err(Error::corrupt("a piece")));
-        assert!(install(dir, &description(), refuse, Durability::Process).is_err());
+        assert!(install(dir, &description(), refuse).is_err());
         for sizes in [[MIB + 1, 7, MIB], [MIB - 1, 7, MIB], [MIB, 7, 8], [MIB, 1 << 40, MIB]] {
-            assert!(install(dir, &description(), filled(sizes), Durability::Process).is_err(), "{sizes:?}");
+            assert!(install(dir, &description(), filled(sizes)).is_err(), "{sizes:?}");
         }
-        assert!(install(dir, b"{}", filled([MIB, 7, MIB]), Durability::Process).is_err());
+        assert!(install(dir, b"{}", filled([MIB, 7, MIB])).is_err());
         let other = String::from_utf8(description()).expect("text").replace("\"format\":1", "\"format\":2");
-        let refused = install(dir, other.as_bytes(), filled([MIB, 7, MIB]), Durability::Process);
+        let refused = install(dir, other.as_bytes(), filled([MIB, 7, MIB]));
         assert_eq!(refused.err().map(|error| error.reason), Some("format".into()));
         assert_eq!(std::fs::read_dir(dir).expect("a folder").count(), 0, "nothing is left");
     }

@@ -225,6 +225,8 @@ pub(super) fn seal(
             MemoryPart::Pages { pages: sealed(pages)?, base }
         }
     };
+    // What the guest has flushed may be in the host's memory only: after a loss of power, its own would not agree with it.
+    File::open(disk).and_then(|disk| disk.sync_all()).map_err(|error| failed(&error))?;
     let saved = Saved {
         format: FORMAT,
         arch: std::env::consts::ARCH.to_owned(),
