@@ -244,6 +244,8 @@ impl Images for HostImages {
                 return Err(Error::unavailable(message).reason("template"));
             }
         }
+        // It may have been removed meanwhile.
+        image::find(&self.folder, &version)?;
         let kept = Kept { current: version.clone(), ..self.kept.borrow().clone() };
         self.keep(kept)?;
         Ok(version)

@@ -118,9 +118,9 @@ pub(super) fn of_image(folder: &Path, image: &str) -> Vec<(String, PathBuf)> {
     entries(folder).filter(|(_, path)| kind_of(path).is_ok_and(|kind| kind.image == image)).collect()
 }
 
-/// Removes the oldest templates beyond the limit, but not the one with that name. Blocks.
-pub(super) fn prune(folder: &Path, kept: &str) {
-    let others = entries(folder).filter(|(name, path)| name != kept && kind_of(path).is_ok());
+/// Removes the oldest templates beyond the limit, but none with such a name. Blocks.
+pub(super) fn prune(folder: &Path, kept: &[String]) {
+    let others = entries(folder).filter(|(name, path)| !kept.contains(name) && kind_of(path).is_ok());
     let mut found: Vec<(SystemTime, PathBuf)> = others
         .map(|(_, path)| {
             let at = path.metadata().and_then(|found| found.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
@@ -128,7 +128,7 @@ pub(super) fn prune(folder: &Path, kept: &str) {
         })
         .collect();
     found.sort();
-    let surplus = (found.len() + 1).saturating_sub(limits::VM_TEMPLATES);
+    let surplus = (found.len() + kept.len()).saturating_sub(limits::VM_TEMPLATES);
     for (_, folder) in found.into_iter().take(surplus) {
         tracing::info!(folder = %folder.display(), "an old template of virtual machines is removed");
         if let Err(error) = fs::remove_tree(&folder) {
@@ -235,14 +235,16 @@ mod tests {
         assert!(words.contains("mine: template.json") && words.contains("plain: it is no folder"), "{words}");
         assert_eq!(report(folder.path(), &[]), None);
         assert!(report(folder.path(), &vec!["x: y".into(); 20]).is_some_and(|words| words.ends_with("and 12 more")));
-        prune(folder.path(), &kinds[limits::VM_TEMPLATES + 1].key().expect("a key"));
+        // The oldest one is in use.
+        let kept = [1, limits::VM_TEMPLATES + 1].map(|at| kinds[at].key().expect("a key"));
+        prune(folder.path(), &kept);
         assert!(
             !at(".new-9").exists() && at("mine/file").exists() && at("notes/file").exists() && at("plain").exists()
         );
         let left: Vec<bool> = places.iter().map(|place| place.exists()).collect();
         // The damaged one is left alone, and one template was too many.
         assert_eq!(left.iter().filter(|left| **left).count(), limits::VM_TEMPLATES + 1, "{left:?}");
-        assert!(left[0] && !left[1], "{left:?}");
+        assert!(left[0] && left[1] && !left[2], "{left:?}");
         assert_eq!(of_image(folder.path(), "abc").len(), limits::VM_TEMPLATES);
     }
 }

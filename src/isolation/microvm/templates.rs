@@ -233,13 +233,24 @@ impl Templates {
             self.note(kind, "copies_by_stream", format!("{key}: {why}"));
         }
         let (templates, name) = (self.folder.clone(), key.to_owned());
+        let kept = self.serving(key);
         let published = tokio::task::spawn_blocking(move || {
             publish(&place.0, &templates.join(&name))?;
-            folder::prune(&templates, &name);
+            folder::prune(&templates, &kept);
             Ok::<_, Error>(())
         });
         published.await.map_err(|error| Error::internal(error.to_string()))??;
         Ok(Rc::new(template))
+    }
+
+    /// The templates that machines of this daemon share, and the one with that key.
+    fn serving(&self, key: &str) -> Vec<String> {
+        let known = self.known.borrow();
+        let used = known.iter().filter_map(|(other, known)| match known {
+            Known::Ready(ready) if ready.template.is_used() && other != key => Some(other.clone()),
+            Known::Ready(_) | Known::Building | Known::Failed(..) => None,
+        });
+        used.chain([key.to_owned()]).collect()
     }
 
     /// Rebuilds templates beside their use, as their rules say, while the daemon runs.
