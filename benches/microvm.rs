@@ -13,6 +13,7 @@ use ryokan::core::engine::EngineName;
 use ryokan::core::error::ErrorCode;
 use ryokan::core::fork::{ForkWay, Forking};
 use ryokan::core::name::KernelName;
+use ryokan::core::snapshot::{KindRequest, PortableKind};
 use ryokan::core::spec::Isolation;
 use ryokan::rpc::client::{HostClient, KernelClient};
 use ryokan::rpc::convert::spec::SpecRequest;
@@ -27,6 +28,8 @@ const FILLED: Duration = Duration::from_secs(300);
 const REST: Duration = Duration::from_millis(20);
 /// Memory of the measured kernels. No other pool of the daemon has it.
 const MEMORY: u64 = 256 << 20;
+/// Memory of the kernels that show whether times grow with it.
+const LARGE: u64 = 8 * MEMORY;
 /// Warm machines.
 const WARM: u32 = 2;
 /// Machines that are restored at the same time.
@@ -36,8 +39,13 @@ const FILES: usize = 10_000;
 const TOUCHED: usize = 10;
 const CODE: &str = "print('hi')";
 
-/// Builds an image with the measured daemon's worker. The error is for the report.
+/// Builds an image with the measured daemon's worker, and returns the folder of images. The error is for the report.
 pub fn image(world: &World) -> Result<PathBuf, String> {
+    built(world, "python,bash,node").map(|image| image.parent().map_or(image.clone(), Path::to_owned))
+}
+
+/// Builds an image with these engines.
+fn built(world: &World, engines: &str) -> Result<PathBuf, String> {
     let found = Command::new("qemu-system-x86_64").arg("--version").output();
     if !found.is_ok_and(|found| found.status.success()) {
         return Err(String::from("no qemu-system-x86_64: install qemu-system-x86"));
@@ -46,10 +54,11 @@ pub fn image(world: &World) -> Result<PathBuf, String> {
     let out = root.join("target/bench-images");
     let worker = world.daemon.with_file_name("ryokan-worker");
     let mut command = Command::new(root.join("scripts/build-image"));
-    let built = command.arg("--worker").arg(&worker).arg("--out").arg(&out).output();
+    command.arg("--worker").arg(&worker).arg("--out").arg(&out).args(["--engines", engines]);
+    let built = command.output();
     let built = built.map_err(|error| format!("scripts/build-image: {error}"))?;
     match built.status.success() {
-        true => Ok(out),
+        true => Ok(PathBuf::from(String::from_utf8_lossy(&built.stdout).trim())),
         false => {
             let said = String::from_utf8_lossy(&built.stderr);
             Err(format!("no image: {}", said.lines().last().unwrap_or("scripts/build-image failed")))
@@ -105,13 +114,13 @@ async fn template_built(daemon: &Daemon) -> anyhow::Result<Duration> {
     }
 }
 
-/// Waits for the warm machines.
-async fn filled(host: &HostClient) -> anyhow::Result<()> {
+/// Waits for warm machines of a size, which are restored from a template.
+async fn filled(host: &HostClient, memory: u64, count: u32) -> anyhow::Result<()> {
     let deadline = Instant::now() + FILLED;
     loop {
         let pools = host.pools().await?;
-        let pool = pools.iter().find(|pool| pool.memory_bytes == MEMORY).context("no pool of machines")?;
-        if pool.idle >= WARM && pool.creating == 0 {
+        let pool = pools.iter().find(|pool| pool.memory_bytes == memory).context("no pool of machines")?;
+        if pool.idle >= count && pool.creating == 0 {
             tokio::time::sleep(REST).await;
             return Ok(());
         }
@@ -131,7 +140,9 @@ pub fn microvm(world: &World, report: &mut Report) -> anyhow::Result<()> {
         }
     };
     let Some(cold) = without_pool(world, report, &images)? else { return Ok(()) };
-    with_pool(world, report, &images, &cold)
+    with_pool(world, report, &images, &cold)?;
+    taken_at_once(world, report, &images)?;
+    second_version(world, report, &images)
 }
 
 /// Cold boots, each with a daemon of its own, and restores. `None` if this host cannot run machines.
@@ -183,7 +194,7 @@ fn without_pool(world: &World, report: &mut Report, images: &Path) -> anyhow::Re
     report.times("build of a template", &built, None);
     report.note("boot, warm-up, save, digests, test start; beside an idle kernel");
     report.times("python: restore from a template, create and ready", &ready, None);
-    report.times("python: restore from a template, create and first result", &restored, None);
+    report.times("python: restore from a template, create and first result", &restored, Some(Target::AtMost(120.0)));
     report.times(&format!("python: {AT_ONCE} restores at once, to the last result"), &at_once, None);
     Ok(Some(cold))
 }
@@ -197,12 +208,13 @@ fn with_pool(world: &World, report: &mut Report, images: &Path, cold: &Samples) 
         first_result(&host, "first").await?.0.remove(0).await?;
         for n in 0..=world.times(30, 8) {
             go_on()?;
-            filled(&host).await?;
+            filled(&host, MEMORY, WARM).await?;
             let (kernel, took) = first_result(&host, &format!("warm-{n}")).await?;
             // The first one warms caches.
             if n > 0 {
                 warm.add(took);
             }
+            filled(&host, MEMORY, WARM).await?;
             let begun = Instant::now();
             kernel.suspend(false, false).await?;
             suspended.add(begun.elapsed());
@@ -211,12 +223,14 @@ fn with_pool(world: &World, report: &mut Report, images: &Path, cold: &Samples) 
             resumed.add(begun.elapsed());
             kernel.remove(0).await?;
         }
-        filled(&host).await?;
+        filled(&host, MEMORY, WARM).await?;
         let private = private_memory(&daemon);
         forks(world, &host, report).await?;
-        for memory in [MEMORY, 8 * MEMORY] {
-            released(world, &host, memory, report).await?;
-        }
+        let [small, large] =
+            [released(world, &host, MEMORY, report).await?, released(world, &host, LARGE, report).await?];
+        let what = format!("  {} ÷ {} MiB", LARGE >> 20, MEMORY >> 20);
+        report.figure(&format!("{what}: suspend"), large[0] / small[0], "×", None);
+        report.figure(&format!("{what}: resume and next result"), large[1] / small[1], "×", None);
         checkpoints(world, &host, report).await?;
         Ok(private)
     })?;
@@ -231,9 +245,18 @@ fn with_pool(world: &World, report: &mut Report, images: &Path, cold: &Samples) 
 }
 
 /// Suspension to the disk: the machine ends, and its memory returns from a file.
-async fn released(world: &World, host: &HostClient, memory: u64, report: &mut Report) -> anyhow::Result<()> {
+///
+/// Returns the medians of both ways, milliseconds.
+async fn released(world: &World, host: &HostClient, memory: u64, report: &mut Report) -> anyhow::Result<[f64; 2]> {
+    // The first machine of a size boots: no template shares its memory.
+    let first = create_with(host, "first", memory).await?;
+    run(&first, CODE).await?;
+    first.remove(0).await?;
+    filled(host, memory, WARM).await?;
     let kernel = create_with(host, "released", memory).await?;
     run(&kernel, CODE).await?;
+    // The next warm machine is restored before anything is measured.
+    filled(host, memory, WARM).await?;
     let [mut suspended, mut resumed]: [Samples; 2] = Default::default();
     for _ in 0..world.times(8, 2) {
         go_on()?;
@@ -249,6 +272,69 @@ async fn released(world: &World, host: &HostClient, memory: u64, report: &mut Re
     report.times(&format!("{at}: suspend with the memory released"), &suspended, Some(Target::AtMost(30.0)));
     report.times("  resume and next result", &resumed, Some(Target::AtMost(120.0)));
     kernel.remove(0).await?;
+    Ok([suspended.p50(), resumed.p50()])
+}
+
+/// Warm machines that are taken at the same time.
+fn taken_at_once(world: &World, report: &mut Report, images: &Path) -> anyhow::Result<()> {
+    let daemon = daemon(world, images, &format!("[pool]\npool_size = {AT_ONCE}\n"))?;
+    let mut taken = Samples::default();
+    daemon.with(async |host| {
+        // The pool grows to the machines that were asked for at once.
+        let names: Vec<String> = (0..AT_ONCE).map(|n| format!("first-{n}")).collect();
+        for (kernel, _) in futures::future::try_join_all(names.iter().map(|name| first_result(&host, name))).await? {
+            kernel.remove(0).await?;
+        }
+        for round in 0..world.times(5, 2) {
+            go_on()?;
+            filled(&host, MEMORY, AT_ONCE as u32).await?;
+            let names: Vec<String> = (0..AT_ONCE).map(|n| format!("warm-{round}-{n}")).collect();
+            let begun = Instant::now();
+            let made = futures::future::try_join_all(names.iter().map(|name| first_result(&host, name))).await?;
+            taken.add(begun.elapsed());
+            for (kernel, _) in made {
+                kernel.remove(0).await?;
+            }
+        }
+        Ok(())
+    })?;
+    report.times(&format!("python: {AT_ONCE} warm machines at once, to the last result"), &taken, None);
+    Ok(())
+}
+
+/// How much a machine's memory and disk take in the store for a second version of the image.
+fn second_version(world: &World, report: &mut Report, images: &Path) -> anyhow::Result<()> {
+    let versions = ["python,bash,node", "python"].map(|engines| built(world, engines).map_err(anyhow::Error::msg));
+    let daemon = daemon(world, images, "[pool]\npool_size = 0\n[limits]\nteleport_snapshot = \"2GiB\"\n")?;
+    let packs = daemon.data().join("store/packs");
+    let stored = || -> anyhow::Result<u64> {
+        let mut bytes = 0;
+        for entry in std::fs::read_dir(&packs)? {
+            bytes += entry?.metadata()?.len();
+        }
+        Ok(bytes)
+    };
+    let mut grown = Vec::new();
+    for (at, image) in versions.into_iter().enumerate() {
+        let image = image?;
+        let version = image.file_name().context("a version")?.to_string_lossy().into_owned();
+        let before = stored()?;
+        daemon.with(async |host| {
+            let mut spec = SpecRequest::new(format!("version-{at}").parse()?);
+            (spec.engine, spec.isolation) = (Some(EngineName::Python), Some(Isolation::Microvm));
+            (spec.memory_bytes, spec.image) = (Some(MEMORY), Some(version.clone()));
+            let (kernel, _) = host.create_kernel(&spec, "").await?;
+            run(&kernel, CODE).await?;
+            let mut whole = CheckpointRequest::new(CheckpointType::Manual, "");
+            whole.snapshot = KindRequest::Only(PortableKind::Teleport);
+            kernel.checkpoint(&whole).await?;
+            Ok(())
+        })?;
+        grown.push((stored()? - before) as f64 / f64::from(1 << 20));
+    }
+    report.figure("memory and disk of a machine in the store", grown[0], "MiB", None);
+    let (what, share) = ("  of one with another version of the image ÷ the first", grown[1] / grown[0]);
+    report.figure(what, share, "×", Some(Target::AtMost(0.2)));
     Ok(())
 }
 
@@ -280,6 +366,7 @@ fn ms(time: Duration) -> f64 {
 /// Forks of a running machine with its memory. Each round ends the copies.
 async fn forks(world: &World, host: &HostClient, report: &mut Report) -> anyhow::Result<()> {
     let (kernel, _) = first_result(host, "forked").await?;
+    filled(host, MEMORY, WARM).await?;
     for count in [4, 8] {
         let [mut answered, mut paused]: [Samples; 2] = Default::default();
         for round in 0..world.times(5, 2) {
@@ -301,7 +388,7 @@ async fn forks(world: &World, host: &HostClient, report: &mut Report) -> anyhow:
             }
         }
         report.times(&format!("python: fork of a running machine ×{count}, to the last result"), &answered, None);
-        report.times("  pause of the forked machine", &paused, None);
+        report.times("  pause of the forked machine", &paused, Some(Target::AtMost(30.0)));
     }
     report.note("memory, processors and disk of one moment; each copy seeded anew");
     kernel.remove(0).await?;
