@@ -263,7 +263,7 @@ impl WorkerLink {
         answered(self.client.suspend_request().send().promise).await.map(drop)
     }
 
-    /// As [`Self::suspend`], to copy the worker's machine: a daemon that adopts the worker resumes it.
+    /// As [`Self::suspend`], for a move or a copy of the worker's machine: a daemon that adopts the worker resumes it.
     ///
     /// # Errors
     /// As [`Self::suspend`].

@@ -115,7 +115,8 @@ pub(super) async fn gather(
     link: Option<&Rc<WorkerLink>>,
     keep: Option<Keep>,
 ) -> Result<Gathered> {
-    let (gathering, still) = gather_quiesced(host, kernel, link, keep, PortableKind::Checkpoint).await?;
+    let (gathering, still) =
+        gather_quiesced(host, kernel, link, keep, (PortableKind::Checkpoint, Stop::Freeze)).await?;
     // The code inside resumes in every case.
     still.end().await?;
     gathering.finish(host).await
@@ -126,7 +127,8 @@ pub(super) async fn gather(
 /// # Errors
 /// As [`gather`], and those of saving the machine.
 pub(super) async fn gather_machine(host: &Rc<Host>, kernel: &Rc<Kernel>, link: &Rc<WorkerLink>) -> Result<Gathered> {
-    let (gathering, still) = gather_quiesced(host, kernel, Some(link), None, PortableKind::Teleport).await?;
+    let (gathering, still) =
+        gather_quiesced(host, kernel, Some(link), None, (PortableKind::Teleport, Stop::Suspend)).await?;
     if let Err(error) = still.end().await {
         tracing::warn!(kernel = %kernel.spec().name, %error, "a saved kernel did not continue; its worker is ended");
         kernel.release_worker();
@@ -156,7 +158,7 @@ pub(super) async fn gather_quiesced(
     kernel: &Rc<Kernel>,
     link: Option<&Rc<WorkerLink>>,
     keep: Option<Keep>,
-    kind: PortableKind,
+    (kind, stop): (PortableKind, Stop),
 ) -> Result<(Gathering, Quiesced)> {
     let together = host.store.run_beside(|store| Ok(Arc::new(SharedBatch::begin(store)))).await?;
     let files = Files::of(host, kernel).await?;
@@ -177,7 +179,6 @@ pub(super) async fn gather_quiesced(
         Some(link) => memory::keep(host, link, kernel.spec().engine, id, keep).await?,
         None => Copy { why_not: None, took_us: None },
     };
-    let stop = if kind == PortableKind::Teleport { Stop::ForCopy } else { Stop::Freeze };
     let still = Quiesced::stopped(kernel, link, stop).await?;
     let mut collected = objects.files.collect(&together).await;
     let mut machine = None;

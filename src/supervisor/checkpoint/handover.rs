@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use super::gather::gather_quiesced;
 use super::queue_ticket;
+use super::quiesce::Stop;
 use super::take::seal;
 use crate::core::checkpoint::{Checkpoint, CheckpointRequest, CheckpointType};
 use crate::core::error::Result;
@@ -43,7 +44,8 @@ where
     let ticket = queue_ticket::Ticket::new(kernel);
     queue_ticket::take(ticket, Trace::Transition(change), limits::CHECKPOINT_WAIT, move |link| async move {
         let begun = Instant::now();
-        let (gathering, still) = gather_quiesced(&host, &own, Some(&link), None, kind).await?;
+        // A daemon that is killed after the departure leaves no code that runs on here.
+        let (gathering, still) = gather_quiesced(&host, &own, Some(&link), None, (kind, Stop::Suspend)).await?;
         let pause = Pause { begun, captured: Instant::now() };
         let taking = CheckpointRequest::new(CheckpointType::Auto, "teleport");
         let done = async {

@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 use super::gather::{self, Gathering, gather_quiesced};
 use super::memory::Keep;
 use super::queue_ticket::{self, Ticket};
-use super::quiesce::Quiesced;
+use super::quiesce::{Quiesced, Stop};
 use super::restore;
 use super::take::seal;
 use super::verify::Present;
@@ -98,7 +98,8 @@ impl HeldKernel {
     pub async fn capture(&mut self, kind: CheckpointType) -> Result<CheckpointId> {
         let keep = Some(Keep { kind, spare: None });
         let (gathering, still) =
-            gather_quiesced(&self.host, &self.kernel, Some(&self.link), keep, PortableKind::Checkpoint).await?;
+            gather_quiesced(&self.host, &self.kernel, Some(&self.link), keep, (PortableKind::Checkpoint, Stop::Freeze))
+                .await?;
         self.frozen = Some(still);
         let id = gathering.id()?;
         self.gathering = Some(gathering);

@@ -12,10 +12,10 @@ use crate::supervisor::kernel::sharing::FilesHold;
 /// How the kernel's own worker is stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stop {
-    /// Its processes are frozen for a moment.
+    /// Its processes are frozen for a moment; they continue if the daemon ends.
     Freeze,
-    /// The worker is as it must be in a copy of its machine.
-    ForCopy,
+    /// They stay stopped until a daemon adopts the worker, also in a copy of its machine.
+    Suspend,
 }
 
 /// Frozen workers; nothing runs in them until [`Quiesced::end`].
@@ -44,7 +44,7 @@ impl Quiesced {
         if let Some(link) = link {
             match stop {
                 Stop::Freeze => freeze(link).await?,
-                Stop::ForCopy => suspend(link).await?,
+                Stop::Suspend => suspend(link).await?,
             }
         }
         let mut still = Quiesced { own: link.cloned(), stop, others: Vec::new(), _hold: hold };
@@ -77,13 +77,13 @@ impl Quiesced {
         }
         match (&self.own, self.stop) {
             (Some(own), Stop::Freeze) => own.thaw().await,
-            (Some(own), Stop::ForCopy) => resume(own).await,
+            (Some(own), Stop::Suspend) => resume(own).await,
             (None, _) => Ok(()),
         }
     }
 }
 
-/// Suspends a worker for a copy of its machine. On failure, it runs on.
+/// Suspends a worker until a daemon resumes it. On failure, it runs on.
 async fn suspend(link: &WorkerLink) -> Result<()> {
     let suspended = tokio::time::timeout(limits::WORKER_STOP, link.suspend_for_copy()).await;
     let suspended = suspended.unwrap_or_else(|_| Err(Error::deadline("the worker did not answer")));

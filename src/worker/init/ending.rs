@@ -121,6 +121,11 @@ impl Worker {
         if matches!(self.life, Life::Unbound) {
             return self.leave_unsaved();
         }
+        if self.suspended && self.is_copied {
+            // Maybe its kernel lives elsewhere: nothing may run here again, and the state was saved before.
+            tracing::info!("no daemon returned: exiting as it was stopped");
+            return self.leave_unsaved();
+        }
         tracing::info!("no daemon returned: saving and exiting");
         match self.loading {
             Some(_) => self.break_load("the daemon disconnected during a load"),

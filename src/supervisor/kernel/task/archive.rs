@@ -75,6 +75,10 @@ impl Task {
         let entry = NewEntry { kind, at_ms, actor: actor.to_string(), text, detail_json: String::new() };
         let version = version_after(transition.commit(entry).await?);
         if let Some(decided) = decided {
+            // The target starts the kernel once it is notified: nothing of it is left here by then.
+            if let Some(current) = &self.worker.current {
+                current.worker.kill();
+            }
             match self.host.sync_decision(Some(self.kernel.id)).await {
                 Ok(()) => {
                     let _ = decided.send(());
