@@ -72,6 +72,9 @@ pub struct Head {
     /// Its journal, in the file of a whole kernel.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub journal: Option<Journal>,
+    /// The excerpt of the host's audit log about it, one of the blobs, in the file of a whole kernel.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub audit: Option<Digest>,
 }
 
 /// The journal of a kernel: entries, executions and their output.

@@ -115,6 +115,7 @@ impl World {
             decisions: Vec::new(),
             epoch: None,
             journal: None,
+            audit: None,
         };
         World { dir, store, head }
     }

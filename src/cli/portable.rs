@@ -26,7 +26,7 @@ use crate::rpc::client::{BundleReview, ImportedKernel};
   ryokan export demo demo.ryokan
   ryokan export demo - --checkpoint one | ssh other ryokan import -
 
-The file of a whole kernel has its journal: code, standard input and output of its executions. To share a kernel without them, name checkpoints: their file has none. Programs that run are not in the file.")]
+The file of a whole kernel has its journal: code, standard input and output of its executions, and the lines of the audit log about it. To share a kernel without them, name checkpoints: their file has none. Programs that run are not in the file.")]
 pub struct ExportArgs {
     /// Name or id of the kernel, or name of a group
     pub name: KernelOrGroupArg,

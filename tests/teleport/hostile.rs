@@ -208,6 +208,7 @@ fn repeated_pages_are_refused() {
         decisions: Vec::new(),
         epoch: None,
         journal: None,
+        audit: None,
     };
     let page = Digest::from_bytes(page);
     let said = |history: Vec<Digest>| {

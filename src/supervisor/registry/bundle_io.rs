@@ -29,6 +29,7 @@ use crate::supervisor::registry::Supervisor;
 use crate::supervisor::registry::create_from::{CreationRecord, KernelSource};
 use crate::supervisor::registry::journal_io;
 use crate::supervisor::registry::supervisor::ReservedName;
+use crate::supervisor::registry::teleport::{check_excerpt, store_excerpt};
 
 /// A bundle in progress: its pieces, then its digest.
 pub struct Export {
@@ -64,6 +65,9 @@ pub async fn export(
     let mut head = head(host, kernel, newest, &chosen).await?;
     if references.is_empty() {
         head.journal = Some(journal_io::export(host, kernel).await?);
+        let excerpt = store_excerpt(host, kernel).await?;
+        head.audit = Some(excerpt);
+        head.blobs.push(excerpt);
     }
     let outcome = format!("{} checkpoints, newest {}", chosen.len(), newest.id);
     let version = Some(kernel.view().version);
@@ -89,6 +93,7 @@ pub(crate) async fn head(host: &Host, kernel: &Kernel, begin: &Checkpoint, chose
         decisions: kernel.records.all_decisions().await?,
         epoch: Some(kernel.epoch),
         journal: None,
+        audit: None,
         checkpoints: chosen.iter().map(packed).collect(),
     })
 }
@@ -458,6 +463,13 @@ pub(crate) async fn make(
     };
     let by = signer.key.map_or_else(|| "no key".into(), |key| format!("{key} ({})", signer.standing.name()));
     let mut outcome = format!("{} of host {}; file {digest}; signed by {by}", head.kernel, head.host);
+    if let Some(excerpt) = head.audit {
+        if !head.blobs.contains(&excerpt) {
+            return Err(Error::corrupt("the file lacks its excerpt of the audit log"));
+        }
+        let found = check_excerpt(supervisor.host(), excerpt, head.host, head.kernel).await?;
+        let _ = write!(outcome, "; {}", found.text);
+    }
     for (what, resources) in [("granted", &granted), ("withheld", &withheld)] {
         let _ = write!(outcome, "; {what} {}", listed(resources));
     }

@@ -6,8 +6,6 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
-use super::incoming::TargetSide;
-use super::outgoing::Move;
 use crate::catalog::AuditFilter;
 use crate::core::audit::AuditHead;
 use crate::core::error::{Error, Result};
@@ -15,14 +13,15 @@ use crate::core::handover::{Excerpt, Link};
 use crate::core::ids::{Digest, HostId, KernelId};
 use crate::core::limits;
 use crate::supervisor::host::Host;
+use crate::supervisor::kernel::Kernel;
 
 /// A verified excerpt.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct Evidence {
+pub(in crate::supervisor::registry) struct Evidence {
     /// Its address.
     pub(super) excerpt: Digest,
     /// What the own log says about it.
-    pub(super) text: String,
+    pub(in crate::supervisor::registry) text: String,
 }
 
 /// Reads the newest lines about a kernel.
@@ -55,39 +54,40 @@ async fn read(host: &Host, kernel: KernelId) -> Result<Excerpt> {
     Ok(Excerpt { host: host.id(), kernel, head, lines })
 }
 
-impl Move {
-    /// Stores the excerpt; returns its address.
-    ///
-    /// # Errors
-    /// Catalog errors, `corrupt` for a log whose chain is broken at these lines.
-    pub(super) async fn audit_excerpt(&self) -> Result<Digest> {
-        let excerpt = read(&self.host, self.kernel.id).await?;
-        excerpt.check(self.host.id(), self.kernel.id).map_err(|error| {
-            Error::corrupt(format!("the audit log about kernel {}: {error}", self.kernel.spec().name))
-                .reason("audit")
-                .hint("`ryokan audit --verify` checks all of it")
-        })?;
-        let bytes = serde_json::to_vec(&excerpt).map_err(|error| Error::internal(error.to_string()))?;
-        if bytes.len() as u64 > limits::HANDOVER_SEAL_BYTES {
-            return Err(Error::refused("the audit log about the kernel is too large to move").reason("handover_size"));
-        }
-        Ok(self.host.store.put(bytes).await?)
+/// Stores the excerpt about a kernel; returns its address.
+///
+/// # Errors
+/// Catalog errors, `corrupt` for a log whose chain is broken at these lines.
+pub(in crate::supervisor::registry) async fn store_excerpt(host: &Host, kernel: &Kernel) -> Result<Digest> {
+    let excerpt = read(host, kernel.id).await?;
+    excerpt.check(host.id(), kernel.id).map_err(|error| {
+        Error::corrupt(format!("the audit log about kernel {}: {error}", kernel.spec().name))
+            .reason("audit")
+            .hint("`ryokan audit --verify` checks all of it")
+    })?;
+    let bytes = serde_json::to_vec(&excerpt).map_err(|error| Error::internal(error.to_string()))?;
+    if bytes.len() as u64 > limits::HANDOVER_SEAL_BYTES {
+        return Err(Error::refused("the audit log about the kernel is too large to move").reason("handover_size"));
     }
+    Ok(host.store.put(bytes).await?)
 }
 
-impl TargetSide {
-    /// Verifies a received excerpt.
-    ///
-    /// # Errors
-    /// `corrupt` if it is not linked to a chain, or is of another host or kernel.
-    pub(super) async fn check_excerpt(&self, digest: Digest, source: HostId, kernel: KernelId) -> Result<Evidence> {
-        let wrong = |why: String| {
-            Error::corrupt(format!("the received kernel: its excerpt of the audit log: {why}")).reason("handover")
-        };
-        let bytes = self.supervisor.host().store.get(digest, limits::HANDOVER_SEAL_BYTES).await?;
-        let excerpt: Excerpt = serde_json::from_slice(&bytes).map_err(|error| wrong(error.to_string()))?;
-        excerpt.check(source, kernel).map_err(|error| wrong(error.to_string()))?;
-        let text = format!("blob {digest}: {} lines of its log, which ends at {}", excerpt.lines.len(), excerpt.head);
-        Ok(Evidence { excerpt: digest, text })
-    }
+/// Verifies a received excerpt.
+///
+/// # Errors
+/// `corrupt` if it is not linked to a chain, or is of another host or kernel.
+pub(in crate::supervisor::registry) async fn check_excerpt(
+    host: &Host,
+    digest: Digest,
+    source: HostId,
+    kernel: KernelId,
+) -> Result<Evidence> {
+    let wrong = |why: String| {
+        Error::corrupt(format!("the received kernel: its excerpt of the audit log: {why}")).reason("handover")
+    };
+    let bytes = host.store.get(digest, limits::HANDOVER_SEAL_BYTES).await?;
+    let excerpt: Excerpt = serde_json::from_slice(&bytes).map_err(|error| wrong(error.to_string()))?;
+    excerpt.check(source, kernel).map_err(|error| wrong(error.to_string()))?;
+    let text = format!("blob {digest}: {} lines of its log, which ends at {}", excerpt.lines.len(), excerpt.head);
+    Ok(Evidence { excerpt: digest, text })
 }

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::time::Instant;
 
+use super::evidence::store_excerpt;
 use super::outgoing::Move;
 use crate::core::checkpoint::{Checkpoint, CheckpointRequest, CheckpointType, Manifest};
 use crate::core::error::{Error, Result};
@@ -43,7 +44,7 @@ impl Move {
                 break;
             }
         }
-        let excerpt = self.audit_excerpt().await?;
+        let excerpt = store_excerpt(&self.host, &self.kernel).await?;
         self.send(session, &[excerpt], phase).await?;
         self.excerpt.set(Some(excerpt));
         // The target may be prepared from the seal on: the record that ends that must survive a loss of power. It also
