@@ -108,6 +108,9 @@ fn teleport(teleport: &Teleport, faults: &mut Faults) {
     faults.unless((least..=most).contains(&teleport.stall_timeout), || {
         Fault::new(&["teleport", "stall_timeout"], format!("not between {} and {}", Span(least), Span(most)))
     });
+    faults.unless((least..=LONGEST).contains(&teleport.pause_limit), || {
+        Fault::new(&["teleport", "pause_limit"], format!("not between {} and {}", Span(least), Span(LONGEST)))
+    });
 }
 
 fn upkeep(upkeep: &Upkeep, faults: &mut Faults) {

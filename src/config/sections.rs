@@ -411,6 +411,9 @@ pub struct Teleport {
     /// Longest time without progress while a moving kernel is held; then the move ends and the kernel continues.
     #[serde(with = "span")]
     pub stall_timeout: Duration,
+    /// Longest time in which a moving kernel is held; then the move ends and the kernel continues.
+    #[serde(with = "span")]
+    pub pause_limit: Duration,
     /// Room for all kernels that arrive, until they live here, bytes; `None`: half of the free disk.
     #[serde(with = "bound")]
     pub arrivals: Option<u64>,
@@ -422,6 +425,7 @@ impl Default for Teleport {
             ssh: vec!["ssh".into()],
             command: "ryokan pipe".into(),
             stall_timeout: limits::HANDOVER_STALL,
+            pause_limit: limits::HANDOVER_PAUSE,
             arrivals: None,
         }
     }

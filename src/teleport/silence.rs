@@ -1,4 +1,4 @@
-//! The silence of a source: a session that sends nothing gives its place up when another kernel needs it.
+//! The silence of a source: a session that brings nothing gives its place up when another kernel needs it.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -11,14 +11,21 @@ use crate::core::error::{Error, Result};
 #[derive(Debug, Default)]
 pub struct Silence {
     since: Cell<Option<Instant>>,
+    /// Earlier waits since the source brought anything: questions alone do not end a silence.
+    waited: Cell<Duration>,
     is_ended: Cell<bool>,
     ended: Notify,
 }
 
 impl Silence {
-    /// How long the source has sent nothing that the target waits for.
+    /// How long the target has waited without getting anything of the kernel.
     pub fn lasts(&self) -> Duration {
-        self.since.get().map_or(Duration::ZERO, |since| since.elapsed())
+        self.waited.get() + self.since.get().map_or(Duration::ZERO, |since| since.elapsed())
+    }
+
+    /// The source has sent a part of the kernel.
+    pub fn broken(&self) {
+        self.waited.set(Duration::ZERO);
     }
 
     /// Ends the session while it waits.
@@ -45,7 +52,28 @@ impl Silence {
                 Err(Error::busy("this source was silent while other kernels arrived").reason("silent"))
             }
         };
+        self.waited.set(self.lasts());
         self.since.set(None);
         received
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn questions_end_no_silence() {
+        let (silence, wait) = (Silence::default(), Duration::from_millis(5));
+        for _ in 0..2 {
+            let waiting = async {
+                tokio::time::sleep(wait).await;
+                Ok(())
+            };
+            silence.during(waiting).await.expect("received");
+        }
+        assert!(silence.lasts() >= wait * 2);
+        silence.broken();
+        assert_eq!(silence.lasts(), Duration::ZERO);
     }
 }

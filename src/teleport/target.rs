@@ -110,6 +110,9 @@ async fn frames<'a>(
     let wrong =
         |what: &str| bounded(Error::corrupt(format!("the source host sent {what} out of order")).reason("protocol"));
     while let Some(frame) = next_frame(wire, session.as_ref()).await? {
+        if let Some(session) = session.as_ref().filter(|_| frame.is_content()) {
+            session.silence.broken();
+        }
         match (frame, session.as_mut()) {
             (Frame::Question(digests), Some(session)) => {
                 let bits = session.receiving.question(digests).await?;

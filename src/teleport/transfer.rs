@@ -377,7 +377,8 @@ impl Receiving {
 
     /// Takes room for the addresses in memory.
     fn reserve(&mut self) -> Result<()> {
-        let count = self.received.held.len() + self.asked.len();
+        let own = self.own_chunks.as_ref().map_or(0, HashSet::len);
+        let count = self.received.held.len() + self.asked.len() + own;
         let more = count.saturating_sub(self.reserved.as_ref().map_or(0, OwnedSemaphorePermit::num_permits));
         if more == 0 {
             return Ok(());
@@ -416,6 +417,7 @@ impl Receiving {
         });
         let (chunks, bits) = answering.await?;
         self.own_chunks = chunks;
+        self.reserve()?;
         Ok(bits)
     }
 

@@ -385,6 +385,15 @@ impl Frame {
         }
     }
 
+    /// Whether it brings a part of a kernel, or what makes one of the parts.
+    pub(super) fn is_content(&self) -> bool {
+        match self {
+            Frame::Object { .. } | Frame::Chunk(_) | Frame::Piece(_) => true,
+            Frame::Message(message) => matches!(message, Message::Preview { .. } | Message::Seal { .. }),
+            Frame::Question(_) | Frame::ChunkQuestion(_) | Frame::Answer(_) => false,
+        }
+    }
+
     fn encode(&self) -> Result<(u8, Cow<'_, [u8]>)> {
         let addresses = |digests: &[Digest]| digests.iter().flat_map(|digest| *digest.as_bytes()).collect();
         Ok(match self {

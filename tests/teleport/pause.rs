@@ -67,6 +67,26 @@ fn slow_target_is_awaited() {
     assert_eq!(there.ok(&["exec", "demo", "print(x, open('f').read())"]), "1 one\n");
 }
 
+/// A target that reports without end holds the kernel no longer than the limit.
+#[test]
+fn long_pause_ends_move() {
+    let (mut here, mut there) = (Host::prepare(User::Own), Host::prepare(User::Own));
+    here.configure("[teleport]\npause_limit = \"2s\"\n");
+    here.launch();
+    let hold = there.path("hold");
+    std::fs::write(&hold, "").expect("written");
+    there.env(fault::HOLD, hold.to_str().expect("a path"));
+    there.env(fault::VARIABLE, "handover.data.sync=hold");
+    there.launch();
+    generator(&here);
+    let ended = teleport(&here, "demo", &there, &[]);
+    let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert!(!ended.status.success() && said.contains("held for 2s"), "{said}");
+    assert_eq!(here.ok(&["exec", "demo", SEE]), "1 1 one\n", "the same worker continues");
+    std::fs::remove_file(&hold).expect("removed");
+    stayed(&here, &there, "a long pause");
+}
+
 /// The number after a word in the log line of a completed move.
 fn logged(host: &Host, word: &str) -> u64 {
     let log = host.log();

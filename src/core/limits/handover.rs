@@ -44,6 +44,8 @@ pub const HANDOVER_STEP: Duration = Duration::from_secs(900);
 pub const HANDOVER_SILENCE: Duration = Duration::from_secs(300);
 /// Longest time without progress of the other host while the kernel is held, unless configured.
 pub const HANDOVER_STALL: Duration = Duration::from_secs(45);
+/// Longest time in which a moving kernel is held, unless configured.
+pub const HANDOVER_PAUSE: Duration = Duration::from_secs(600);
 /// Shortest such time that can be configured.
 pub const HANDOVER_STALL_MIN: Duration = Duration::from_secs(1);
 /// Deadline for one step of the other host while the kernel is held, whatever it reports.

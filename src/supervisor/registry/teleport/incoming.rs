@@ -3,7 +3,7 @@
 //! A prepared kernel is a directory and a record in the catalog, and no kernel of this host: nothing can use or start it
 //! before it is activated. It has no right to host paths, network or MCP servers.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 use std::time::Instant;
@@ -11,14 +11,14 @@ use std::time::Instant;
 use async_trait::async_trait;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::evidence::Evidence;
+use super::evidence::{Evidence, check_excerpt};
 use super::history::check_history;
 use super::missing::missing;
 use super::preview::Preview;
 use super::room::Holder;
 use super::sessions::Bounds;
 use super::steps::Steps;
-use super::{Incoming, is_epoch, memory, older_checkpoints, read, without_host, write};
+use super::{Incoming, IncomingFiles, is_epoch, memory, older_checkpoints, read, without_host, write};
 use crate::bundle;
 use crate::catalog::state::{Arrival, EntryKind, NewEntry};
 use crate::catalog::{HandoverRow, KernelRow, NewAudit, Notes, StateHandle};
@@ -78,6 +78,8 @@ struct Verified {
     parts: StateParts,
     manifests: Vec<Manifest>,
     audit: Option<Evidence>,
+    /// What its files, its machine and its history take.
+    bytes: u64,
 }
 
 impl TargetSide {
@@ -170,18 +172,21 @@ impl TargetSide {
         has_room(self.host(), &manifest, bytes)?;
         holds_state(self.host(), &manifest, parts.bytes())?;
         // The files, the history and the machine together.
-        let bytes = bytes.saturating_add(checkpoint::machine::installed_bytes(&manifest));
-        if self.host().free_bytes().is_some_and(|free| bytes.saturating_add(pages) > free) {
+        let bytes = bytes.saturating_add(checkpoint::machine::installed_bytes(&manifest)).saturating_add(pages);
+        let free = self.host().free_bytes().unwrap_or(u64::MAX);
+        if bytes > free {
             return Err(Host::full());
         }
+        // Files may be many times what has arrived: they are made of objects that repeat, or were here before.
+        self.supervisor.registry().handovers.room.needs(offer.handover, bytes, free)?;
         let audit = match seal.audit {
             Some(excerpt) if received.held.contains(&excerpt) => {
-                Some(self.check_excerpt(excerpt, source, offer.kernel).await?)
+                Some(check_excerpt(self.host(), excerpt, source, offer.kernel).await?)
             }
             Some(_) => return Err(wrong("its excerpt of the audit log was not sent")),
             None => None,
         };
-        Ok(Verified { seal, manifest, parts, manifests, audit })
+        Ok(Verified { seal, manifest, parts, manifests, audit, bytes })
     }
 
     /// Bytes of all pages of a history, which the source may have named without sending them.
@@ -232,7 +237,7 @@ impl TargetSide {
         verified: Verified,
         steps: &Steps,
     ) -> Result<Incoming> {
-        let (host, Verified { mut seal, manifest, parts, manifests, audit }) = (self.host(), verified);
+        let (host, Verified { mut seal, manifest, parts, manifests, audit, bytes }) = (self.host(), verified);
         let replaced = self.strip(&manifests).await?;
         checkpoint::fill_from(host, files, manifest.workspace.tree, self.take_preview(offer.handover)).await?;
         steps.ended("files");
@@ -283,6 +288,7 @@ impl TargetSide {
             replaces: self.supervisor.get(offer.kernel).is_some(),
             audit,
             ended_checkpoints,
+            bytes,
         })
     }
 
@@ -302,6 +308,14 @@ impl TargetSide {
         if !row.live {
             let departed = if incoming.replaces { self.supervisor.get(row.kernel) } else { None };
             if let Some(departed) = &departed {
+                // Another arrival of it may live here since.
+                match departed.view().state {
+                    State::Departed { epoch, .. } if epoch < incoming.epoch => {}
+                    _ => {
+                        let name = &departed.spec().name;
+                        return Err(Error::conflict(format!("kernel {name} lives here already")).reason("live"));
+                    }
+                }
                 departed.stop(host.own_actor(), StopMode::Release).await?;
                 self.supervisor.forget_kernel(departed);
                 departed.records.close().await;
@@ -405,16 +419,21 @@ impl TargetSide {
         if row.live {
             return Err(Error::conflict(format!("the kernel of handover {id} lives here")).reason("resolved"));
         }
-        let incoming: Incoming = read(&row)?;
         host.making_room(async || Ok(host.catalog.forget_handover(id).await?)).await?;
         handovers.room.is_discarded(id);
         // The source forgets the move after the acknowledgement.
         let synced = host.sync_decision(None).await;
-        if !incoming.replaces {
-            self.supervisor.registry().creating.borrow_mut().remove(&(row.uid, incoming.spec.name));
+        // Of a damaged record, the next start removes what is left.
+        match read::<Incoming>(&row) {
+            Ok(incoming) if !incoming.replaces => {
+                self.supervisor.registry().creating.borrow_mut().remove(&(row.uid, incoming.spec.name));
+            }
+            Ok(_) => {}
+            Err(error) => tracing::warn!(%error, "the name of a discarded kernel is free after the next start"),
         }
-        // The next start removes what is left.
-        if let Err(error) = host.catalog.remove_unlisted_files(incoming.files).await {
+        if let Ok(IncomingFiles { files }) = read(&row)
+            && let Err(error) = host.catalog.remove_unlisted_files(files).await
+        {
             tracing::warn!(%error, "the files of a discarded kernel are left");
         }
         synced
@@ -487,6 +506,7 @@ impl TargetHost for TargetSide {
         files[15] = offer.kernel.as_bytes()[15];
         let files = KernelId::from_bytes(files);
         host.catalog.create_kernel_files(files).await?;
+        let is_recorded = Cell::new(false);
         let made = async {
             steps.ended("directory");
             let incoming = self.fill(files, source, offer, received, verified, &steps).await?;
@@ -498,6 +518,7 @@ impl TargetHost for TargetSide {
             let row =
                 HandoverRow { id, side, kernel, uid, live: false, record: write(&incoming)?, at_ms: host.now_ms() };
             host.catalog.put_handover(row).await?;
+            is_recorded.set(true);
             steps.ended("record");
             host.sync_decision(None).await?;
             steps.ended("sync");
@@ -515,7 +536,10 @@ impl TargetHost for TargetSide {
                 Ok(())
             }
             Err(error) => {
-                let _ = host.catalog.forget_handover(offer.handover).await;
+                // An id that was recorded before belongs to another move.
+                if is_recorded.get() {
+                    let _ = host.catalog.forget_handover(offer.handover).await;
+                }
                 if let Err(error) = host.catalog.remove_unlisted_files(files).await {
                     tracing::warn!(%error, "the files of a kernel that was not received are left");
                 }

@@ -21,7 +21,7 @@ use crate::core::ids::{Digest, HandoverId, HostId};
 use crate::core::info::TeleportReport;
 use crate::core::kernel::transition::{Kind, Transition};
 use crate::core::limits;
-use crate::core::quantity::format_size;
+use crate::core::quantity::{format_duration, format_size};
 use crate::core::snapshot::{Choice, Continuing, KindRequest, PortableKind, choose_for_move};
 use crate::supervisor::checkpoint;
 use crate::supervisor::host::Host;
@@ -198,6 +198,13 @@ pub(super) fn ms(time: Duration) -> u64 {
 
 fn cancelled() -> Error {
     Error::conflict("the move was cancelled before its commit; the kernel continues here").reason("cancelled")
+}
+
+fn too_long(limit: Duration) -> Error {
+    let limit = format_duration(u64::try_from(limit.as_millis()).unwrap_or(u64::MAX));
+    Error::deadline(format!("the kernel was held for {limit}, and its last part had not arrived; it continues here"))
+        .reason("pause_limit")
+        .hint("move it while less of it changes, or raise [teleport] pause_limit on this host")
 }
 
 impl Move {
@@ -464,7 +471,13 @@ impl Move {
         let intent = Transition::HandoverOut { handover: self.row.id, checkpoint: last.id, host: target, epoch };
         transition.record(intent, self.actor.to_string(), self.host.now_ms()).await?;
         self.steps.ended("record");
-        self.unless_cancelled(async { self.seal(&mut *session.lock().await, &last).await }).await?;
+        let limit = self.host.config.teleport.pause_limit;
+        let begun = self.frozen_at.get().unwrap_or_else(Instant::now);
+        let sealing = self.unless_cancelled(async { self.seal(&mut *session.lock().await, &last).await });
+        match tokio::time::timeout_at((begun + limit).into(), sealing).await {
+            Ok(sealed) => sealed?,
+            Err(_) => return Err(too_long(limit)),
+        }
         if let Some(key) = &self.key {
             let report = self.report(target, &session.lock().await.sent, there.to_vec(), false);
             key.remember(&self.host, report, false).await?;
@@ -531,6 +544,7 @@ impl Move {
             // The offer and the history have both.
             epoch: None,
             journal: None,
+            audit: None,
             checkpoints: checkpoints.iter().map(packed).collect::<Vec<Packed>>(),
         };
         let spec = self.options.spec_there(kernel.spec_now());

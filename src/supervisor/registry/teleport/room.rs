@@ -174,6 +174,31 @@ impl Room {
         Ok(())
     }
 
+    /// Takes room for the files of a session, of which the source has announced fewer bytes, or none.
+    ///
+    /// # Errors
+    /// `refused` if there is none.
+    pub(super) fn needs(&self, id: HandoverId, bytes: u64, free: u64) -> Result<()> {
+        let part = self.sessions.borrow().get(&id).cloned().unwrap_or_default();
+        let (rest, others) = (bytes.saturating_sub(part.written), self.taken().saturating_sub(part.left()));
+        if rest > free.saturating_sub(others) {
+            return Err(none(rest, free.saturating_sub(others)));
+        }
+        // Nothing more arrives.
+        let grown = Part { offered: bytes, planned: part.arrived, ..part.clone() };
+        let more = grown.whole().saturating_sub(part.whole());
+        if let Some((unused, most)) = self.unused().zip(self.most).filter(|(unused, _)| more > *unused) {
+            return Err(beyond(bytes, unused, most));
+        }
+        self.sessions.borrow_mut().insert(id, grown);
+        Ok(())
+    }
+
+    /// A kernel that an earlier daemon has prepared.
+    pub(super) fn was_prepared(&self, id: HandoverId, bytes: u64) {
+        self.prepared.borrow_mut().insert(id, (0, bytes));
+    }
+
     /// Files of a session were written ahead.
     pub(super) fn wrote(&self, id: HandoverId, bytes: u64) {
         if let Some(part) = self.sessions.borrow_mut().get_mut(&id) {
@@ -276,6 +301,25 @@ mod tests {
         room.wrote(id(1), GIB);
         room.take(id(1), GIB / 4, || GIB).expect("room");
         assert!(room.take(id(1), GIB, || GIB / 2).is_err());
+    }
+
+    #[test]
+    fn repeated_objects_count_as_files() {
+        let room = Room::new(Some(6 * GIB));
+        room.begin(id(1), 0, 8 * GIB, active()).expect("room");
+        room.take(id(1), 1, || 8 * GIB).expect("room");
+        assert!(room.needs(id(1), 9 * GIB, 8 * GIB).is_err(), "more than is free");
+        let beyond = room.needs(id(1), 7 * GIB, 8 * GIB).map_err(|error| error.hint.contains("[teleport] arrivals"));
+        assert_eq!(beyond, Err(true));
+        room.needs(id(1), 5 * GIB, 8 * GIB).expect("room");
+        room.is_prepared(id(1));
+        assert!(room.begin(id(2), 2 * GIB, 8 * GIB, active()).is_err());
+        // The next daemon knows it, too.
+        let next = Room::new(Some(6 * GIB));
+        next.was_prepared(id(1), 5 * GIB);
+        assert!(next.begin(id(2), 2 * GIB, 8 * GIB, active()).is_err());
+        next.is_live(id(1));
+        next.begin(id(2), 2 * GIB, 8 * GIB, active()).expect("room");
     }
 
     #[test]
