@@ -1077,7 +1077,7 @@ struct Handover {
   id @0 :Text;
   kernel @1 :Text;            # id
   name @2 :Text;
-  state @3 :Text;             # moving, committing, aborting; prepared, live; damaged
+  state @3 :Text;             # moving, committing, aborting, undecided; prepared, live; damaged
   peer @4 :Text;              # outgoing: the transport; incoming: id of the source host
   epoch @5 :UInt64;           # incoming: of the kernel here
   atMs @6 :Int64;

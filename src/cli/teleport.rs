@@ -64,13 +64,13 @@ pub struct TeleportArgs {
     /// Cancel a move before its commit
     #[arg(long, conflicts_with_all = ["to", "resolve"])]
     pub abort: bool,
-    /// Decide about a prepared kernel whose source is gone for good
+    /// Decide about a move whose other host is gone for good
     #[arg(long, value_name = "HANDOVER", requires = "decision", conflicts_with = "to")]
     pub resolve: Option<String>,
-    /// With --resolve: activate the kernel here
+    /// With --resolve: activate the prepared kernel here
     #[arg(long, group = "decision", requires = "resolve")]
     pub live: bool,
-    /// With --resolve: delete the prepared kernel
+    /// With --resolve: delete the prepared kernel; at the source, give up notifying the target
     #[arg(long, group = "decision", requires = "resolve")]
     pub discard: bool,
 }
@@ -192,11 +192,21 @@ fn table(found: &[HandoverInfo]) -> String {
 async fn resolve(context: &Context, id: &str, live: bool) -> Result<(), Failure> {
     let id: HandoverId =
         id.parse().map_err(|error: crate::core::ids::ParseIdError| Error::invalid(error.to_string()))?;
-    context.confirm(match live {
-        true => "activate the kernel here: if its source host still runs it, there are two live copies; activate it",
-        false => "decide in place of the other host: if the kernel has left its source, this deletes the only copy; delete it",
+    let host = context.host().await?;
+    let is_outgoing =
+        host.handovers().await?.iter().any(|one| {
+            one.id == id && matches!(one.state.as_str(), "moving" | "committing" | "aborting" | "undecided")
+        });
+    context.confirm(match (live, is_outgoing) {
+        (true, _) => "activate the kernel here: if its source host still runs it, there are two live copies; activate it",
+        (false, true) => {
+            "give up notifying the other host: what it holds of the kernel must be resolved there; give up"
+        }
+        (false, false) => {
+            "decide in place of the other host: if the kernel has left its source, this deletes the only copy; delete it"
+        }
     })?;
-    context.host().await?.resolve_handover(id, live).await?;
+    host.resolve_handover(id, live).await?;
     let done = if live { "activated" } else { "discarded" };
     context.show(|| serde_json::json!({ "handover": id, "resolved": done }), || format!("handover {id} is {done}\n"))
 }

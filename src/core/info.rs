@@ -360,7 +360,7 @@ pub struct HandoverInfo {
     pub kernel: KernelId,
     /// The kernel's name.
     pub name: String,
-    /// `moving`, `committing`, `aborting`; `prepared`, `live`; `damaged`: its record cannot be read.
+    /// `moving`, `committing`, `aborting`, `undecided`; `prepared`, `live`; `damaged`: its record cannot be read.
     pub state: String,
     /// Outgoing: the transport; incoming: the source host.
     pub peer: String,

@@ -70,6 +70,30 @@ fn writing_kernels_survive_failures() {
     there.ok(&["verify"]);
 }
 
+/// The source is killed between its decision and the end of the worker: nothing of the kernel runs on there.
+#[test]
+fn departed_code_stands_still() {
+    let (mut here, mut there) = pair(User::Own);
+    here.ok(&["new", "demo", "--engine", "bash"]);
+    let written = workspace(&here, "demo").join("ticks");
+    here.ok(&["exec", "demo", &format!("( {TICKS} ) &")]);
+    until("it writes", || written.exists());
+    with_fault(&mut here, "state.transition.commit.after_commit=kill");
+    assert!(!teleport(&here, "demo", &there, &["--allow-missing=processes"]).status.success() && here.ends());
+    let last = std::fs::read_to_string(&written).expect("written");
+    for _ in 0..100 {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+        assert_eq!(std::fs::read_to_string(&written).expect("written"), last);
+    }
+    here.env(ryokan::sys::fault::VARIABLE, "");
+    here.restart();
+    until("the commit arrives", || undecided(&here).is_empty() && is_live(&there, "demo"));
+    assert!(ticks(&there, "demo") <= last.trim().parse().expect("a number"));
+    // A start has nothing to decide about a kernel that arrived long ago.
+    with_fault(&mut there, "handover.data.sync=eio");
+    assert_eq!(there.ok(&["exec", "demo", "echo here"]), "here\n");
+}
+
 /// A move is a use of the kernel: after a failed one it goes on here.
 #[test]
 fn suspended_kernel_moves() {

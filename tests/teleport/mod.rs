@@ -100,6 +100,12 @@ fn set_up(host: &Host, name: &str) {
     });
 }
 
+/// A kernel's workspace.
+fn workspace(host: &Host, name: &str) -> std::path::PathBuf {
+    let shown: Value = serde_json::from_str(&host.ok(&["--json", "show", name])).expect("JSON");
+    host.workspace(shown["id"].as_str().expect("an id"))
+}
+
 const VIEW: &str = "echo $x $(cat f) $(cat d/g)";
 
 fn pair(user: User) -> (Host, Host) {

@@ -85,19 +85,49 @@ fn commit_is_not_cancelled() {
         assert_eq!(handovers(&here)[0]["state"], "committing", "{args:?}");
     };
     refuses(&["teleport", "demo", "--abort"], "is committed");
-    refuses(&["teleport", "--resolve", &id, "--discard", "--yes"], "a commit is repeated");
-    refuses(&["teleport", "--resolve", &id, "--live", "--yes"], "a commit is repeated");
+    refuses(&["teleport", "--resolve", &id, "--live", "--yes"], "a move away from here");
     refuses(&["rm", "demo", "--yes"], "has not acknowledged");
     assert_eq!((is_live(&here, "demo"), resolved(&here)), (false, Vec::new()));
+    // A start that cannot read the departure decides nothing: an abort would delete the only copy.
+    let state = workspace(&here, "demo").with_file_name("state.db");
+    here.kill();
+    std::fs::rename(&state, state.with_extension("away")).expect("moved away");
     std::fs::remove_file(&closed).expect("removed");
-    // Looking for it wakes the repetition.
-    until("the commit arrives", || {
-        here.cli(&["teleport", "demo", "--abort"]);
-        handovers(&here).is_empty() && is_live(&there, "demo")
-    });
+    here.launch();
+    let waits = || handovers(&here).first().map(|one| (one["state"].clone(), one["problem"].clone()));
+    until("an attempt", || waits().is_some_and(|(_, problem)| problem.as_str().is_some_and(|why| !why.is_empty())));
+    let (state_now, problem) = waits().expect("a move");
+    assert!(
+        state_now == "undecided" && problem.as_str().is_some_and(|why| why.contains("cannot be read")),
+        "{problem}"
+    );
+    let kept = here.cli(&["rm", "demo", "--yes"]);
+    assert!(String::from_utf8_lossy(&kept.stderr).contains("cannot be read from its records"), "{kept:?}");
+    assert_eq!(handovers(&there)[0]["state"], "prepared");
+    here.kill();
+    std::fs::rename(state.with_extension("away"), &state).expect("moved back");
+    here.launch();
+    until("the commit arrives", || handovers(&here).is_empty() && is_live(&there, "demo"));
     let late = here.cli(&["teleport", "demo", "--abort"]);
     assert_eq!(late.status.code(), Some(4), "{late:?}");
     assert_eq!(there.ok(&["exec", "demo", VIEW]), "2 two deep\n");
+}
+
+/// The target of a committed move is gone for good: the decision is given up, and the kernel can be removed.
+#[test]
+fn outgoing_commit_is_given_up() {
+    let (mut here, gone) = pair(User::Own);
+    set_up(&here, "demo");
+    with_fault(&mut here, "handover.data.sync:2=kill");
+    assert!(!here.cli(&["teleport", "demo", "--to", &to(&gone)]).status.success() && here.ends());
+    here.env(ryokan::sys::fault::VARIABLE, "");
+    drop(gone);
+    here.restart();
+    let id = handovers(&here)[0]["id"].as_str().expect("an id").to_owned();
+    here.ok(&["teleport", "--resolve", &id, "--discard", "--yes"]);
+    assert_eq!((handovers(&here), is_live(&here, "demo")), (Vec::<Value>::new(), false));
+    audited(&here, &id, "discarded");
+    here.ok(&["rm", "demo", "--yes"]);
 }
 
 /// The target is gone for good: its abort is given up, and the kernel moves elsewhere.

@@ -124,6 +124,8 @@ pub struct Kernel {
     pub(crate) held: RefCell<BTreeMap<CheckpointId, u32>>,
     /// What it takes on the disk, as last measured.
     pub(crate) disk: Cell<Option<MeasuredDisk>>,
+    /// Whether its history could not be read when the daemon started.
+    pub(crate) is_unreadable: bool,
     /// Whether the next daemon starts the kernel: see `registry::resume`.
     pub(crate) resumes: Cell<bool>,
     /// See [`Kernel::terms`].

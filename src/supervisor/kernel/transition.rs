@@ -139,6 +139,17 @@ impl ExclusiveTransition {
     }
 }
 
+/// What is known of a kernel's departure by a handover.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Departure {
+    /// It has departed.
+    Decided,
+    /// It is here.
+    Undecided,
+    /// Its record cannot be read.
+    Unknown,
+}
+
 impl Kernel {
     /// Refuses a change during a transition.
     ///
@@ -167,13 +178,22 @@ impl Kernel {
 
     /// Whether the kernel's departure by this handover is certain.
     pub(crate) fn has_departed(&self, handover: HandoverId) -> bool {
-        let by_state = matches!(self.view.borrow().state, State::Departed { handover: by, .. } if by == handover);
+        self.departure(handover) == Departure::Decided
+    }
+
+    /// What is known here of the kernel's departure by this handover.
+    pub(crate) fn departure(&self, handover: HandoverId) -> Departure {
         let transitions = self.transitions.borrow();
         let is_committed = |record: &Record| {
             record.decision == Decision::Committed
                 && matches!(record.transition, Transition::HandoverOut { handover: by, .. } if by == handover)
         };
-        by_state || transitions.record().is_some_and(is_committed)
+        match self.view.borrow().state {
+            State::Departed { handover: by, .. } if by == handover => Departure::Decided,
+            _ if transitions.record().is_some_and(is_committed) => Departure::Decided,
+            _ if self.is_unreadable => Departure::Unknown,
+            _ => Departure::Undecided,
+        }
     }
 
     /// Whether a transition has begun to change the kernel and has not ended.

@@ -171,7 +171,10 @@ impl Supervisor {
                     self.workers.end_orphan(&worker).await;
                     done.ended = 1;
                 }
-                record.life.state = damaged(&error);
+                // What the catalog knows of a departure holds, whatever its record here says.
+                if !matches!(record.life.state, State::Departed { .. }) {
+                    record.life.state = damaged(&error);
+                }
                 let loaded = Loaded { damage: Some(error), ..Loaded::empty() };
                 self.open(&row, record, loaded, |_| None);
                 return done;

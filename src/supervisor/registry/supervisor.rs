@@ -380,6 +380,7 @@ impl Supervisor {
             held: std::cell::RefCell::default(),
             disk: std::cell::Cell::default(),
             worker: std::cell::RefCell::default(),
+            is_unreadable: loaded.damage.is_some(),
             resumes: std::cell::Cell::new(record.resumes),
             terms: std::cell::Cell::default(),
             _remembered: Rc::clone(&host.remembered),

@@ -57,7 +57,7 @@ class Handover:
     """Its id."""
     name: str
     state: str
-    """`moving`, `committing`, `aborting`; `prepared`, `live`; `damaged`."""
+    """`moving`, `committing`, `aborting`, `undecided`; `prepared`, `live`; `damaged`."""
     peer: str
     """Outgoing: the way to the other host; incoming: the id of the source host."""
     epoch: int

@@ -51,9 +51,11 @@ use crate::core::venv::is_in_workspace;
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
 use crate::supervisor::kernel::command::Actor;
+use crate::supervisor::kernel::transition::Departure;
 use crate::supervisor::registry::Supervisor;
 use crate::teleport::transport::Settings;
 
+pub(super) use evidence::{check_excerpt, store_excerpt};
 pub use incoming::serve;
 pub use outgoing::teleport;
 
@@ -159,6 +161,9 @@ struct Incoming {
     /// Checkpoints of the departed kernel here that did not come back: they end with its record.
     #[serde(default)]
     ended_checkpoints: u64,
+    /// What its files take.
+    #[serde(default)]
+    bytes: u64,
 }
 
 /// What keeps the files of a received kernel, also if the rest of its record is damaged.
@@ -189,6 +194,12 @@ fn write(record: &impl Serialize) -> Result<String> {
 fn settings(host: &Host) -> Settings {
     let configured = &host.config.teleport;
     Settings { ssh: configured.ssh.clone(), command: configured.command.clone() }
+}
+
+fn unknown_departure(name: &str) -> Error {
+    Error::unavailable(format!("whether kernel {name} has departed cannot be read from its records"))
+        .reason("undecided")
+        .hint("correct what `ryokan daemon log` names, then restart the daemon: nothing is decided before")
 }
 
 /// The epoch after a move.
@@ -243,10 +254,11 @@ impl Supervisor {
                 let Outgoing { to, name, epoch, host: _ } = read(row)?;
                 let active = self.registry().handovers.active.borrow();
                 let is_active = active.get(&row.kernel).is_some_and(|active| active.id == row.id);
-                let state = match (self.has_departed(row), is_active) {
-                    (true, _) => "committing",
-                    (false, true) => "moving",
-                    (false, false) => "aborting",
+                let state = match (self.departure(row), is_active) {
+                    (Departure::Decided, _) => "committing",
+                    (Departure::Unknown, _) => "undecided",
+                    (Departure::Undecided, true) => "moving",
+                    (Departure::Undecided, false) => "aborting",
                 };
                 (name, to, epoch, state)
             }
@@ -261,9 +273,9 @@ impl Supervisor {
         Ok(HandoverInfo { id, kernel, name, state: state.into(), peer, epoch, at_ms, problem })
     }
 
-    /// Whether the kernel of an outgoing move has departed by it.
-    fn has_departed(&self, row: &HandoverRow) -> bool {
-        self.get(row.kernel).is_some_and(|kernel| kernel.has_departed(row.id))
+    /// Whether the kernel of an outgoing move has departed by it. One that is removed has not.
+    fn departure(&self, row: &HandoverRow) -> Departure {
+        self.get(row.kernel).map_or(Departure::Undecided, |kernel| kernel.departure(row.id))
     }
 
     /// Cancels a move before its commit; returns when it is certain that the kernel stays.
@@ -291,10 +303,13 @@ impl Supervisor {
         kernel.check_here().map_err(|error| too_late(error.hint))?;
         // Only the target is left to be notified.
         self.registry().handovers.wake.notify_one();
-        match self.host().catalog.handovers().await?.iter().any(|row| row.kernel == kernel.id && row.side == Side::Out)
-        {
-            true => Ok(()),
-            false => Err(Error::not_found(format!("kernel {} is not being moved", kernel.spec().name))),
+        let rows = self.host().catalog.handovers().await?;
+        match rows.iter().find(|row| row.kernel == kernel.id && row.side == Side::Out) {
+            Some(row) if self.departure(row) == Departure::Unknown => {
+                Err(unknown_departure(kernel.spec().name.as_str()))
+            }
+            Some(_) => Ok(()),
+            None => Err(Error::not_found(format!("kernel {} is not being moved", kernel.spec().name))),
         }
     }
 
@@ -304,18 +319,22 @@ impl Supervisor {
         let name = &kernel.spec().name;
         for row in rows.iter().filter(|row| row.kernel == kernel.id) {
             match row.side {
-                Side::Out if self.has_departed(row) => {
-                    return Err(Error::conflict(format!(
-                        "the other host has not acknowledged that kernel {name} lives there"
-                    ))
-                    .reason("unacknowledged")
-                    .hint("`ryokan teleport --status` shows it; the commit is repeated by itself"));
-                }
+                Side::Out => match self.departure(row) {
+                    Departure::Decided => {
+                        return Err(Error::conflict(format!(
+                            "the other host has not acknowledged that kernel {name} lives there"
+                        ))
+                        .reason("unacknowledged")
+                        .hint("`ryokan teleport --status` shows it; the commit is repeated by itself"));
+                    }
+                    Departure::Unknown => return Err(unknown_departure(name.as_str())),
+                    Departure::Undecided => {}
+                },
                 Side::In if !row.live => {
                     return Err(Error::conflict(format!("kernel {name} is about to return by handover {}", row.id))
                         .reason("prepared"));
                 }
-                Side::Out | Side::In => {}
+                Side::In => {}
             }
         }
         Ok(())
@@ -329,7 +348,13 @@ impl Supervisor {
     pub(crate) async fn recover_handovers(&self) -> Result<Option<Vec<KernelId>>> {
         let (mut prepared, mut is_whole) = (Vec::new(), true);
         let rows = self.host().catalog.handovers().await?;
-        if !rows.is_empty() {
+        let awaits_rename = |row: &HandoverRow| {
+            let files = read::<IncomingFiles>(row).map(|IncomingFiles { files }| files);
+            row.side == Side::In
+                && row.live
+                && files.is_ok_and(|files| self.host().catalog.kernel_files(files).dir.exists())
+        };
+        if rows.iter().any(awaits_rename) {
             // A loss of power must not take an activation back after its directory was renamed.
             self.host().sync_decision_again(None).await?;
         }
@@ -350,7 +375,11 @@ impl Supervisor {
                 continue;
             }
             prepared.push(files);
-            match read::<Incoming>(&row) {
+            let record = read::<Incoming>(&row);
+            if let Ok(incoming) = &record {
+                self.registry().handovers.room.was_prepared(row.id, incoming.bytes);
+            }
+            match record {
                 Ok(incoming) if !incoming.replaces => {
                     self.registry().creating.borrow_mut().insert((row.uid, incoming.spec.name), ());
                 }
@@ -380,7 +409,7 @@ impl Supervisor {
             .collect()
     }
 
-    /// Decides about a prepared kernel in place of its source; or gives up an abort that the target does not acknowledge.
+    /// Decides about a prepared kernel in place of its source; or gives up a decision that the target does not acknowledge.
     ///
     /// # Errors
     /// `notFound`, `conflict` if the handover is decided otherwise.
@@ -391,9 +420,9 @@ impl Supervisor {
         let row = rows.into_iter().find(|row| row.id == id && !row.live && is_own(row));
         let row = row.ok_or_else(|| Error::not_found(format!("nothing waits for an end of handover {id}")))?;
         let is_active = self.registry().handovers.active.borrow().values().any(|active| active.id == id);
-        if row.side == Side::Out && (live || is_active || self.has_departed(&row)) {
-            return Err(Error::conflict(format!("handover {id} is not an abort that waits for its acknowledgement"))
-                .hint("a commit is repeated until the other host acknowledges it"));
+        if row.side == Side::Out && (live || is_active) {
+            return Err(Error::conflict(format!("handover {id} is a move away from here: nothing can be activated"))
+                .hint("once it has ended, --discard gives up a decision that the other host does not acknowledge"));
         }
         let line = self.host().line(actor, "handover.resolve", None);
         let detail = format!("{} without its source: {}", id, if live { "activated" } else { "discarded" });

@@ -15,6 +15,7 @@ use crate::core::error::{Error, Result};
 use crate::core::handover::{Side, Source, SourceAction, SourceEvent};
 use crate::core::limits;
 use crate::supervisor::host::audit::bounded;
+use crate::supervisor::kernel::transition::Departure;
 use crate::supervisor::registry::{Registry, Supervisor};
 use crate::teleport::source::Session;
 use crate::teleport::transport::{Transport, is_unreachable};
@@ -192,7 +193,13 @@ pub(super) async fn deliver(supervisor: &Supervisor, row: &HandoverRow) -> Resul
 async fn deliver_now(supervisor: &Supervisor, row: &HandoverRow) -> Result<()> {
     let host = supervisor.host();
     let outgoing: Outgoing = read(row)?;
-    let (mut machine, _) = Source::restarted(supervisor.has_departed(row));
+    let has_departed = match supervisor.departure(row) {
+        Departure::Decided => true,
+        Departure::Undecided => false,
+        // An abort would delete the only copy of a kernel that has departed.
+        Departure::Unknown => return Err(super::unknown_departure(&outgoing.name)),
+    };
+    let (mut machine, _) = Source::restarted(has_departed);
     if machine == Source::Departed {
         let kernel = supervisor.get(row.kernel);
         // The target acts on the commit: it must not be older than what a loss of power leaves here. The decision is in the
