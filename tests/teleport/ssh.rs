@@ -5,6 +5,9 @@ use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use ryokan::sys::fault;
+
+use super::failures::with_fault;
 use super::*;
 use crate::support::until;
 
@@ -183,7 +186,7 @@ fn cut_network_moves_nothing() {
     let mut sshd = Sshd::start_at(FAR, 2222, Some(&link));
     // A dead network is noticed sooner than by default, and a slow one is not dead.
     sshd.client.extend(["-o", "ServerAliveInterval=1", "-o", "ServerAliveCountMax=10"].map(str::to_owned));
-    let there = Host::start();
+    let mut there = Host::start();
     let mut here = Host::prepare(User::Own);
     here.configure(&sshd.configuration(&there));
     here.launch();
@@ -202,12 +205,28 @@ fn cut_network_moves_nothing() {
     assert!(is_live(&here, "demo") && !is_live(&there, "demo"));
     assert_eq!(here.ok(&["exec", "demo", "print(next(g))"]), "1\n", "the same worker continues");
     link.set("up");
+    until("the first move is forgotten", || undecided(&here).is_empty() && undecided(&there).is_empty());
+    // The same in the pause, while the target makes it durable.
+    let hold = there.path("hold");
+    std::fs::write(&hold, "").expect("written");
+    there.env(fault::HOLD, hold.to_str().expect("a path"));
+    with_fault(&mut there, "handover.data.sync=hold");
+    let mut command = here.command("ryokan");
+    command.args(["--no-autostart", "teleport", "demo", "--to", &url]).stderr(Stdio::piped());
+    let moving = command.spawn().unwrap();
+    until("its directory is filled", || !left_over(&there).is_empty());
+    link.set("down");
+    let cut = moving.wait_with_output().unwrap();
+    assert!(!cut.status.success(), "the kernel moved without a network");
+    assert_eq!(here.ok(&["exec", "demo", "print(next(g))"]), "2\n", "the same worker continues");
+    link.set("up");
+    std::fs::remove_file(&hold).expect("removed");
+    until("the second move is forgotten", || undecided(&here).is_empty() && undecided(&there).is_empty());
     let output = here.cli(&["--json", "teleport", "demo", "--to", &url]);
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}\n{}\n{}", sshd.log(), here.log());
     assert!(is_live(&there, "demo") && !is_live(&here, "demo"));
     assert_eq!(there.ok(&["exec", "demo", "import os; print(os.path.getsize('large'))"]), format!("{}\n", 32 << 20));
-    until("the first move is forgotten", || undecided(&here).is_empty() && undecided(&there).is_empty());
     until("nothing is left", || left_over(&there).is_empty());
 }
 
