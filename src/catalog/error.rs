@@ -135,6 +135,24 @@ impl CatalogError {
         }
     }
 
+    /// The file of the failure.
+    fn path(&self) -> Option<&Path> {
+        use CatalogError as E;
+        match self {
+            E::Corrupt { path, .. }
+            | E::Full { path }
+            | E::ReadOnly { path }
+            | E::InUse { path }
+            | E::Missing { path }
+            | E::Newer { path, .. }
+            | E::Sqlite { path, .. } => Some(path),
+            E::File(error) => Some(&error.path),
+            E::Busy | E::Stopped | E::NotFound(_) | E::Exists(_) | E::Conflict(_) | E::Refused(_) | E::Limit { .. } => {
+                None
+            }
+        }
+    }
+
     /// A stored field with an impossible value.
     pub(super) fn field(path: &Path, what: &str) -> CatalogError {
         CatalogError::Corrupt { path: path.to_owned(), why: format!("{what} cannot be read") }
@@ -168,6 +186,12 @@ impl CatalogError {
             }
         }
     }
+}
+
+/// Whether the path means nothing to a user: a worker's to the database of its engine, through a descriptor or inside a
+/// virtual machine.
+fn is_internal(path: &Path) -> bool {
+    path.starts_with("/proc/self/fd") || path.starts_with("/data/kernel")
 }
 
 /// Whether file and directory are both writable: SQLite needs both.
@@ -210,7 +234,33 @@ impl From<CatalogError> for Error {
             message = format!("{message}: {inner}");
             cause = inner.source();
         }
+        if let Some(path) = error.path().filter(|path| is_internal(path)) {
+            message = message.replace(&*path.to_string_lossy(), "the engine's state");
+        }
         let reason = if matches!(error, E::Full { .. }) { DISK_FULL } else { "" };
         Error::new(code, message).hint(hint).reason(reason)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn internal_paths_are_not_shown() {
+        let path = || PathBuf::from("/proc/self/fd/28/engine.db");
+        let code = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_IOERR);
+        let source = rusqlite::Error::SqliteFailure(code, Some(format!("disk I/O error: {}", path().display())));
+        let spooled = FsError { op: "read", path: "/proc/self/fd/28".into(), source: io::Error::other("odd") };
+        for error in [
+            CatalogError::Full { path: path() },
+            CatalogError::Sqlite { op: "write", path: path(), source },
+            CatalogError::File(spooled),
+        ] {
+            let message = Error::from(error).message;
+            assert!(message.contains("the engine's state") && !message.contains("/proc"), "{message}");
+        }
+        let message = Error::from(CatalogError::Full { path: "/data/kernels/k/state.db".into() }).message;
+        assert_eq!(message, "no room to write /data/kernels/k/state.db");
     }
 }

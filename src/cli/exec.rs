@@ -264,6 +264,9 @@ impl Shown<'_> {
         }
         if self.context.options.json {
             self.context.print_json(&json::exec_result(result))?;
+            if let Some(text) = unsaved_text(result, self.context.terminal.paint_stderr) {
+                self.context.say(text.trim_end());
+            }
         } else {
             if let Some(text) = render::value_of(result, self.engine) {
                 self.context.print(&text)?;
@@ -315,24 +318,33 @@ pub fn interrupt_note() -> String {
     format!("if it does not stop, its worker is killed {} s after the interrupt", limits::INTERRUPT_GRACE.as_secs())
 }
 
-/// The error or warning for an execution's end, unless the code's own stderr shows it.
+/// The error or warning for an execution's end, unless the code's own stderr shows it, and a warning of unsaved state.
 pub fn end_text(name: &str, result: &ExecResult, wrote_stderr: bool, paint: Paint) -> Option<String> {
-    match result.end.status {
-        ExecStatus::Done => (!result.end.err.is_empty()).then(|| failure::warning(&result.end.err, paint)),
+    let own = match result.end.status {
+        ExecStatus::Done => {
+            Some(result.end.own_err()).filter(|err| !err.is_empty()).map(|err| failure::warning(err, paint))
+        }
         ExecStatus::Failed | ExecStatus::Refused | ExecStatus::Interrupted | ExecStatus::Timeout | ExecStatus::Lost => {
             end_error(name, result, wrote_stderr).map(|error| failure::render(&error, paint))
         }
-    }
+    };
+    let unsaved = unsaved_text(result, paint);
+    (own.is_some() || unsaved.is_some()).then(|| own.into_iter().chain(unsaved).collect())
+}
+
+/// The warning that the state after an execution is not saved.
+fn unsaved_text(result: &ExecResult, paint: Paint) -> Option<String> {
+    result.end.unsaved().map(|unsaved| failure::warning(unsaved, paint))
 }
 
 fn end_error(name: &str, result: &ExecResult, wrote_stderr: bool) -> Option<Error> {
     let exec = result.exec;
-    let err = &result.end.err;
+    let err = result.end.own_err();
     let why = |text: &str| if err.is_empty() { text.to_owned() } else { format!("{text}: {err}") };
     match result.end.status {
         ExecStatus::Done => None,
         ExecStatus::Failed | ExecStatus::Refused if wrote_stderr || err.is_empty() => None,
-        ExecStatus::Failed | ExecStatus::Refused => Some(Error::internal(err.clone())),
+        ExecStatus::Failed | ExecStatus::Refused => Some(Error::internal(err)),
         ExecStatus::Interrupted if err.is_empty() => None,
         ExecStatus::Interrupted => Some(Error::lost(format!("execution {exec}: {err}"))),
         ExecStatus::Timeout => Some(

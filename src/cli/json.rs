@@ -182,6 +182,7 @@ pub fn exec_result(result: &ExecResult) -> Json {
         "status": end.status.name(),
         "code": end.code,
         "err": end.err,
+        "unsaved": end.unsaved(),
         "value": end.value.as_ref().map(Value::to_plain_json),
         "has_value": end.value.is_some(),
         "output": end.output,

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
+use super::error::{DISK_FULL, Error};
 use super::ids::ExecId;
 use super::limits;
 use super::value::Value;
@@ -223,7 +224,35 @@ pub struct ExecEnd {
     pub duration_us: u64,
 }
 
+/// Start of the part of [`ExecEnd::err`] that says that the state after an execution is not saved.
+const UNSAVED: &str = "the engine's state is not saved: ";
+
 impl ExecEnd {
+    /// The part of `err` that says that the state after the execution is not saved.
+    pub fn unsaved(&self) -> Option<&str> {
+        self.err.find(UNSAVED).map(|at| &self.err[at..])
+    }
+
+    /// The error of the code itself: `err` without [`Self::unsaved`].
+    pub fn own_err(&self) -> &str {
+        self.err.find(UNSAVED).map_or(&*self.err, |at| self.err[..at].trim_end_matches("; "))
+    }
+
+    /// Adds to an error that the state since `since` is not saved, why, and what to do next.
+    pub fn add_unsaved(err: &mut String, since: ExecId, why: &Error) {
+        let separator = if err.is_empty() { "" } else { "; " };
+        let next = match (&*why.reason, &*why.hint) {
+            (DISK_FULL, _) => "free space on the disk of ryokan's data; ",
+            (_, "") => "",
+            (_, hint) => &format!("{hint}; "),
+        };
+        err.push_str(&format!(
+            "{separator}{UNSAVED}{}; what changed in variables and functions in execution {since} and after it is only in \
+             memory, and is lost if the kernel stops (files are kept); {next}each later execution tries to save it again",
+            why.message
+        ));
+    }
+
     /// Creates the result of an execution whose worker ended.
     pub fn lost(why: impl Into<String>) -> Self {
         ExecEnd {
@@ -522,6 +551,21 @@ mod tests {
             ExecRequest { what: Work::Call { name: String::new(), args: Value::Null }, ..ExecRequest::default() },
         ] {
             assert!(bad.check().is_err(), "{:?}", bad.check());
+        }
+    }
+
+    #[test]
+    fn unsaved_state_follows_error() {
+        let why = Error::busy("no room to write the engine's state").reason(DISK_FULL);
+        for own in ["", "ValueError: x"] {
+            let mut end = ExecEnd { err: own.into(), ..ExecEnd::lost("") };
+            assert_eq!((end.unsaved(), end.own_err()), (None, own));
+            ExecEnd::add_unsaved(&mut end.err, ExecId(9), &why);
+            let unsaved = end.unsaved().expect("it was added");
+            for part in [&*why.message, "execution 9 and after", "lost if the kernel stops", "free space"] {
+                assert!(unsaved.contains(part), "{part}: {unsaved}");
+            }
+            assert_eq!(end.own_err(), own);
         }
     }
 

@@ -209,9 +209,16 @@ fn stop_reports_unsaved_state() {
             std::fs::write(go.join("grow"), "").unwrap();
             let has_grown = async || python.var("grown").await.is_ok_and(|grown| grown.to_json() == true);
             eventually("the variable changes", has_grown).await;
+            let execution = python.run(&ExecRequest::code("1")).await.expect("an idle kernel may run one");
+            let warned = match execution.result().await {
+                Ok(result) => result.end.unsaved().unwrap_or_default().to_owned(),
+                Err(error) => error.message,
+            };
+            assert!(warned.contains("in execution 3 and after it is only in memory"), "{user:?}: {warned}");
             let error = python.stop(false).await.expect_err("the state cannot be saved");
             assert_eq!(error.reason, "disk_full", "{error:?}");
-            assert!(error.message.contains("changed since its last execution is lost"), "{user:?}: {error:?}");
+            assert!(error.message.contains("changed in execution 3 and after it (no room"), "{user:?}: {error:?}");
+            assert!(!warned.contains("/proc") && !error.message.contains("/proc"), "{user:?}: {error:?}");
             assert_eq!(python.info().await.expect("info").state, "stopped", "{user:?}: the kernel is stopped");
             disk.free();
             let mut events = client.events(0).await.expect("events");

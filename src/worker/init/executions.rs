@@ -14,7 +14,7 @@ use super::engine_frames::EngineEnd;
 use super::stdin::Stdin;
 use super::{Life, Worker};
 use crate::core::error::{Error, Result};
-use crate::core::exec::{CODE_INTERRUPTED, CODE_LOST, CODE_TIMEOUT, ExecStatus, Stream};
+use crate::core::exec::{CODE_INTERRUPTED, CODE_LOST, CODE_TIMEOUT, ExecEnd, ExecStatus, Stream};
 use crate::core::ids::ExecId;
 use crate::core::kernel::CrashCause;
 use crate::core::limits;
@@ -309,7 +309,7 @@ impl Worker {
     /// Ends the execution of a dead engine.
     pub(super) fn lose_run(&mut self, cause: &CrashCause) {
         let Some(run) = self.run.take() else { return };
-        let (status, code, err) = match run.halt {
+        let (status, code, mut err) = match run.halt {
             Halt::Halting { why: Why::Timeout, .. } => (
                 ExecStatus::Timeout,
                 CODE_TIMEOUT,
@@ -323,6 +323,11 @@ impl Worker {
             }
             Halt::No => (ExecStatus::Lost, CODE_LOST, cause.to_string()),
         };
+        if let Some(since) = self.state.unsaved_since() {
+            err.push_str(&format!(
+                "; what execution {since} and those after it changed was not saved and is lost, too"
+            ));
+        }
         self.state.discard();
         self.finish(
             run,
@@ -344,9 +349,8 @@ impl Worker {
         if let Err(error) = self.state.commit(Some(exec)) {
             let error = Error::from(error);
             tracing::error!(%exec, %error, "the state after an execution could not be stored");
-            if finish.err.is_empty() {
-                finish.err = format!("the state after this execution could not be stored: {error}");
-            }
+            let since = self.state.unsaved_since().unwrap_or(exec);
+            ExecEnd::add_unsaved(&mut finish.err, since, &error);
         }
         finish.duration_us = u64::try_from(run.started.elapsed().as_micros()).unwrap_or(u64::MAX);
         let fits = ExecChannelService::fits(&finish.err, &finish.frame_json);

@@ -6,6 +6,7 @@ use tokio::time::Instant;
 
 use super::{Life, Worker};
 use crate::core::error::{Error, Result};
+use crate::core::ids::ExecId;
 use crate::core::kernel::CrashCause;
 use crate::core::limits;
 use crate::link::guest::{Answer, Report};
@@ -129,7 +130,8 @@ impl Worker {
                 let refused =
                     || Error::unavailable(format!("the engine could not save: {}", String::from_utf8_lossy(&json)));
                 let stored = self.store().and_then(|()| if ok { Ok(()) } else { Err(refused()) });
-                self.on_saved(stored);
+                let since = self.state.unsaved_since();
+                self.on_saved(stored.map_err(|error| unsaved(error, since)));
                 Ok(())
             }
         }
@@ -156,4 +158,14 @@ impl Worker {
     pub(super) fn takes_calls(&self) -> bool {
         !matches!(self.life, Life::Starting(_))
     }
+}
+
+/// The error for changes that a stop could not save: what they are, and why.
+fn unsaved(error: Error, since: Option<ExecId>) -> Error {
+    let since = match since {
+        Some(exec) => format!("in execution {exec} and after it"),
+        None => "after the last execution".into(),
+    };
+    let message = format!("variables and functions that changed {since} ({})", error.message);
+    Error { message, ..error }
 }

@@ -64,6 +64,8 @@ pub struct State {
     jobs_changed: bool,
     /// Whether something was stored since the last WAL checkpoint.
     stored: bool,
+    /// The first execution whose changes could not be stored since the last transaction.
+    unsaved_since: Option<ExecId>,
 }
 
 impl State {
@@ -93,6 +95,7 @@ impl State {
             jobs: Vec::new(),
             jobs_changed: false,
             stored: false,
+            unsaved_since: None,
         }
     }
 
@@ -326,6 +329,11 @@ impl State {
         self.missed.len() + self.dropped.len() + self.ended.len()
     }
 
+    /// The first ended execution whose changes are not stored.
+    pub fn unsaved_since(&self) -> Option<ExecId> {
+        self.unsaved_since
+    }
+
     /// Whether there are changes to store.
     pub fn is_dirty(&self) -> bool {
         !self.pending.is_empty() || self.missed_changed || self.jobs_changed
@@ -357,10 +365,12 @@ impl State {
         if let Err(error) = self.db.apply(&changes) {
             let puts = changes.puts.into_iter().map(|entry| (entry.key.clone(), Change::Put(entry)));
             self.pending = puts.chain(changes.dels.into_iter().map(|key| (key, Change::Del))).collect();
+            self.unsaved_since = self.unsaved_since.or(exec);
             return Err(error);
         }
         drop(changes);
         self.recount();
+        self.unsaved_since = None;
         (self.missed_changed, self.jobs_changed) = (false, false);
         self.stored = true;
         Ok(())
@@ -403,6 +413,7 @@ impl State {
         self.discard();
         let entries = spool.into_entries()?;
         self.db.replace_all(&info, entries, &self.missed)?;
+        self.unsaved_since = None;
         (self.missed_changed, self.jobs_changed) = (false, false);
         self.stored = true;
         Ok(())
@@ -447,4 +458,28 @@ fn missed_cost(missed: &MissedEntry) -> usize {
 
 fn job_cost(job: &Job) -> usize {
     job.id.len() + job.command.len() + ENTRY_BYTES
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::durability::Durability;
+
+    #[test]
+    fn unsaved_changes_have_first_execution() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let db = EngineDb::open(&folder.path().join("engine.db"), Durability::Process).expect("opens");
+        let mut state = State::new(db.bounded(4), 1 << 20);
+        let set = |state: &mut State, body: &[u8]| state.put("var/x".into(), "{}".into(), body, false).expect("taken");
+        set(&mut state, b"1");
+        state.commit(Some(ExecId(1))).expect("stored");
+        set(&mut state, b"too much");
+        for exec in [2, 3] {
+            state.commit(Some(ExecId(exec))).expect_err("too much");
+            assert_eq!(state.unsaved_since(), Some(ExecId(2)));
+        }
+        set(&mut state, b"2");
+        state.commit(Some(ExecId(4))).expect("stored");
+        assert_eq!(state.unsaved_since(), None);
+    }
 }

@@ -135,6 +135,8 @@ impl Task {
 /// The error for clients that wait for an execution whose end the journal refused.
 fn refused_end(execution: &Execution, end: &ExecEnd, error: Error) -> Error {
     let status = end.status.name();
-    let message = format!("execution {} ended ({status}), but its journal refused that: {error}", execution.id);
+    let unsaved = end.unsaved().map(|unsaved| format!("; {unsaved}")).unwrap_or_default();
+    let message =
+        format!("execution {} ended ({status}), but its journal refused that: {error}{unsaved}", execution.id);
     Error { message, ..error }
 }

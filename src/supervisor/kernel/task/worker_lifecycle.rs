@@ -290,9 +290,13 @@ impl Task {
             if let Err(error) = host.making_room(stop).await
                 && error.code != ErrorCode::Lost
             {
-                let message =
-                    format!("the worker was stopped, but what changed since its last execution is lost: {error}");
-                let _ = reporter.send(Box::new(Report::NotSaved { attempt, error: Error { message, ..error } }));
+                let message = format!("the kernel was stopped, and what was not saved is lost: {error}");
+                let hint = format!(
+                    "its files are kept, and it continues from its last saved state: free space, then run again what is \
+                     lost (ryokan journal {})",
+                    kernel.spec().name
+                );
+                let _ = reporter.send(Box::new(Report::NotSaved { attempt, error: Error { message, hint, ..error } }));
                 worker.kill();
             }
             if tokio::time::timeout(limits::WORKER_STOP, worker.exited()).await.is_err() {
