@@ -183,9 +183,9 @@ interface Kernel {
   executeStreaming @1 (code :Text, callback :OutputCallback) -> (execId :UInt64);
   # As `execute`; `callback` also receives all of its output. A slow callback slows the code.
 
-  interrupt @2 (execId :UInt64) -> ();
+  interrupt @2 (execId :UInt64) -> (ended :Text);
   # A queued execution ends without having run. `notFound` if the number is unknown; no effect if it
-  # has ended.
+  # has ended: then `ended` is its status, otherwise empty.
 
   getVar @3 (name :Text) -> (value :Value);
   setVar @4 (name :Text, value :Value, expectedVersion :UInt64 = 0) -> ();

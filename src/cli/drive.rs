@@ -179,7 +179,7 @@ fn interrupt(kernel: &KernelClient, exec: ExecId, runs: Runs) {
     tokio::task::spawn_local(async move {
         let interrupted = match runs {
             Runs::Program => kernel.signal_process(exec, nix::sys::signal::Signal::SIGINT as i32).await,
-            Runs::Code | Runs::Attached => kernel.interrupt_execution(exec).await,
+            Runs::Code | Runs::Attached => kernel.interrupt_execution(exec).await.map(drop),
         };
         if let Err(error) = interrupted {
             say(&format!("could not interrupt execution {exec}: {error}"));

@@ -10,7 +10,7 @@ use super::names::KernelArg;
 use super::spec::{parse_millis, parse_pair};
 use super::{json, render, terminal};
 use crate::core::error::Error;
-use crate::core::exec::{ExecRequest, Program, Work};
+use crate::core::exec::{ExecRequest, ExecStatus, Program, Work};
 use crate::core::ids::ExecId;
 use crate::core::kernel::State;
 use crate::core::limits;
@@ -191,7 +191,7 @@ pub async fn shell(context: &Context, args: ShellArgs) -> Result<(), Failure> {
   ryokan interrupt demo
   ryokan interrupt demo 12
 
-Without a number: the execution that runs, if any. A queued execution ends without having run. The kernel keeps its state.")]
+Without a number: the execution that runs, if any. A queued execution ends without having run; of one that has ended already, the command only prints how. The kernel keeps its state.")]
 pub struct InterruptArgs {
     /// Name or id of the kernel
     pub name: KernelArg,
@@ -209,10 +209,14 @@ pub async fn interrupt(context: &Context, args: InterruptArgs) -> Result<(), Fai
             .hint(format!("its programs: ryokan ps {}", info.spec.name))
             .into());
     };
-    kernel.interrupt_execution(exec).await?;
+    let ended = kernel.interrupt_execution(exec).await?;
+    let name = &info.spec.name;
     context.show(
-        || serde_json::json!({ "execution": exec.0 }),
-        || format!("interrupted execution {exec} of {}\n", info.spec.name),
+        || serde_json::json!({ "execution": exec.0, "ended": ended.map(ExecStatus::name) }),
+        || match ended {
+            Some(status) => format!("execution {exec} of {name} had ended already: {}\n", status.name()),
+            None => format!("interrupted execution {exec} of {name}\n"),
+        },
     )
 }
 

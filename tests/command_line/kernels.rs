@@ -213,6 +213,8 @@ fn interrupt_ends_running_execution() {
     crate::support::until("the execution runs", || host.ok(&["show", "k"]).contains("busy"));
     assert_eq!(host.ok(&["interrupt", "k"]), "interrupted execution 1 of k\n");
     assert!(!running.wait().unwrap().success());
+    assert_eq!(host.ok(&["interrupt", "k", "1"]), "execution 1 of k had ended already: interrupted\n");
     assert_eq!(host.ok(&["exec", "k", "echo $kept"]), "1\n");
+    assert_eq!(host.ok(&["interrupt", "k", "2"]), "execution 2 of k had ended already: done\n");
     assert_eq!(host.cli(&["interrupt", "k", "99"]).status.code(), Some(3));
 }

@@ -156,7 +156,7 @@ impl<'a> Session<'a> {
     pub async fn interrupt(&self) -> Result<()> {
         let running = self.running.borrow().as_ref().map(ExecutionClient::exec);
         match running {
-            Some(exec) => self.with(async |kernel| kernel.interrupt_execution(exec).await).await,
+            Some(exec) => self.with(async |kernel| kernel.interrupt_execution(exec).await.map(drop)).await,
             None => Ok(()),
         }
     }

@@ -10,14 +10,14 @@ use super::execution::ExecutionClient;
 use super::feed::{Events, feed};
 use super::lease::LeaseClient;
 use crate::core::error::{Error, Result};
-use crate::core::exec::{ExecRequest, ExecResult};
+use crate::core::exec::{ExecRequest, ExecResult, ExecStatus};
 use crate::core::ids::{Digest, ExecId};
 use crate::core::info::{Job, JournalEntry, KernelInfo};
 use crate::core::limits;
 use crate::core::rights::Rights;
 use crate::rpc::convert::exec::{read_exec_result, write_exec_request};
 use crate::rpc::convert::rights::{rights_len, write_rights};
-use crate::rpc::convert::{info, listing, read_name};
+use crate::rpc::convert::{info, listing, read_name, read_text};
 use crate::rpc::schema::ryokan_capnp as wire;
 
 /// A view of a journal.
@@ -104,14 +104,16 @@ impl KernelClient {
         Ok(ExecutionClient::new(cap, exec, self.link.clone()))
     }
 
-    /// Interrupts a running or queued execution.
+    /// Interrupts a running or queued execution; returns how it ended if it had ended before.
     ///
     /// # Errors
     /// `notFound` if the number is unknown.
-    pub async fn interrupt_execution(&self, exec: ExecId) -> Result<()> {
+    pub async fn interrupt_execution(&self, exec: ExecId) -> Result<Option<ExecStatus>> {
         let mut request = self.cap.interrupt_request();
         request.get().set_exec_id(exec.0);
-        self.link.call(request.send().promise).await.map(drop)
+        let response = self.link.call(request.send().promise).await?;
+        let ended = answer(read_text(fields(response.get())?.get_ended(), "how an execution ended"))?;
+        Ok(ExecStatus::from_name(&ended))
     }
 
     /// The kernel's present state.

@@ -31,7 +31,7 @@ impl Session for KernelClient {
     }
 
     async fn interrupt(&self, exec: ExecId) -> Result<()> {
-        self.interrupt_execution(exec).await
+        self.interrupt_execution(exec).await.map(drop)
     }
 
     async fn get_var(&self, name: &str) -> Result<Value> {

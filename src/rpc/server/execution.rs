@@ -48,7 +48,7 @@ impl execution::Server for ExecutionServer {
         _results: execution::CancelResults,
     ) -> capnp::Result<()> {
         require(self.rights, Right::Execute).map_err(to_capnp)?;
-        self.kernel.interrupt(self.execution.id, self.actor.clone()).await.map_err(to_capnp)
+        self.kernel.interrupt(self.execution.id, self.actor.clone()).await.map(drop).map_err(to_capnp)
     }
 
     async fn stdin(self: Rc<Self>, params: execution::StdinParams) -> capnp::Result<()> {

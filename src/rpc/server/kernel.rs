@@ -10,7 +10,7 @@ use super::files::FilesServer;
 use super::sinks::{Subscription, pump};
 use super::{Connection, require};
 use crate::core::error::{Error, Result};
-use crate::core::exec::{ExecRequest, Work};
+use crate::core::exec::{ExecRequest, ExecStatus, Work};
 use crate::core::ids::{Digest, ExecId};
 use crate::core::info::{Event, Job};
 use crate::core::limits;
@@ -148,9 +148,8 @@ impl kernel::Server for KernelServer {
             let callback = params.get_callback()?;
             let execution = self.run_code(ExecRequest::code(code)).await?;
             results.get().set_exec_id(execution.id.0);
-            let reader = execution.output.reader(0);
             tokio::task::spawn_local(async move {
-                if let Err(error) = pump(execution.id, reader, callback).await {
+                if let Err(error) = pump(execution.id, execution.output.reader(0), callback).await {
                     tracing::debug!(exec = %execution.id, %error, "a client stopped listening");
                 }
             });
@@ -162,10 +161,12 @@ impl kernel::Server for KernelServer {
     async fn interrupt(
         self: Rc<Self>,
         params: kernel::InterruptParams,
-        _results: kernel::InterruptResults,
+        mut results: kernel::InterruptResults,
     ) -> capnp::Result<()> {
         self.may(Right::Execute)?;
-        self.kernel.interrupt(ExecId(params.get()?.get_exec_id()), self.actor.clone()).await.map_err(to_capnp)
+        let ended = self.kernel.interrupt(ExecId(params.get()?.get_exec_id()), self.actor.clone()).await;
+        results.get().set_ended(ended.map_err(to_capnp)?.map_or("", ExecStatus::name));
+        Ok(())
     }
 
     async fn get_var(
@@ -533,8 +534,7 @@ impl kernel::Server for KernelServer {
 
     async fn stop(self: Rc<Self>, params: kernel::StopParams, _results: kernel::StopResults) -> capnp::Result<()> {
         self.audited("kernel.stop", Right::Admin, async {
-            let before = self.kernel.view().version;
-            let force = params.get()?.get_force();
+            let (before, force) = (self.kernel.view().version, params.get()?.get_force());
             let mode = if force { StopMode::Force } else { StopMode::WhenIdle };
             self.kernel.stop(self.actor.clone(), mode).await.map_err(to_capnp)?;
             self.audit_done("kernel.stop", before, if force { "at once" } else { "" }).await;

@@ -10,7 +10,7 @@ use super::execution::Execution;
 use crate::catalog::state::{Finished, Restored};
 use crate::core::checkpoint::Checkpoint;
 use crate::core::error::Result;
-use crate::core::exec::ExecRequest;
+use crate::core::exec::{ExecRequest, ExecStatus};
 use crate::core::ids::{CheckpointId, ExecId};
 use crate::core::info::{GivenMount, McpInfo, McpTransport, MountInfo, ToolInfo};
 use crate::core::name::KernelName;
@@ -83,7 +83,7 @@ pub enum Command {
     /// Journal and start a process beside the engine.
     Spawn(Box<ExecRequest>, Actor, Reply<Rc<Execution>>),
     /// Interrupt an execution, or remove it from the queue.
-    Interrupt(ExecId, Actor, Reply<()>),
+    Interrupt(ExecId, Actor, Reply<Option<ExecStatus>>),
     /// Run an operation on the worker in queue order, unless the caller abandoned it.
     Operate(Trace, Operation, Option<Waiting>, Reply<()>),
     /// Add a mount.

@@ -120,6 +120,12 @@ impl Execution {
         self.finished.borrow().is_some()
     }
 
+    /// How it ended, if it has.
+    pub fn ended_as(&self) -> Option<ExecStatus> {
+        let published = self.finished.borrow().as_ref().and_then(|end| Some(end.as_ref().ok()?.status));
+        published.or_else(|| self.unjournalled.borrow().as_ref().map(|end| end.status))
+    }
+
     /// Waits for the end; returns it with the kept output.
     ///
     /// # Errors

@@ -15,7 +15,7 @@ use super::tools::Tools;
 use crate::catalog::state::{Finished, Restored};
 use crate::core::checkpoint::Restoration;
 use crate::core::error::{Error, Result};
-use crate::core::exec::ExecRequest;
+use crate::core::exec::{ExecRequest, ExecStatus};
 use crate::core::ids::{CheckpointId, Digest, Epoch, ExecId, KernelId};
 use crate::core::info::{GivenMount, JournalEntry, JournalView, KernelInfo};
 use crate::core::kernel::State;
@@ -410,11 +410,11 @@ impl Kernel {
         Ok(page)
     }
 
-    /// Interrupts an execution.
+    /// Interrupts an execution; returns how it ended if it had ended before.
     ///
     /// # Errors
     /// `notFound` if no execution has that number.
-    pub async fn interrupt(&self, exec: ExecId, actor: Actor) -> Result<()> {
+    pub async fn interrupt(&self, exec: ExecId, actor: Actor) -> Result<Option<ExecStatus>> {
         self.ask(|reply| Command::Interrupt(exec, actor, reply)).await
     }
 
@@ -428,7 +428,7 @@ impl Kernel {
             _ => None,
         };
         match running {
-            Some(exec) => self.interrupt(exec, actor.clone()).await.map(|()| Some(exec)),
+            Some(exec) => self.interrupt(exec, actor.clone()).await.map(|_| Some(exec)),
             None => Ok(None),
         }
     }

@@ -354,27 +354,27 @@ impl Task {
         }
     }
 
-    /// Interrupts the running execution, or removes a queued one.
-    pub(crate) async fn interrupt(&mut self, exec: ExecId, actor: &Actor) -> Result<()> {
+    /// Interrupts the running execution, or removes a queued one; returns how it ended if it had ended before.
+    pub(crate) async fn interrupt(&mut self, exec: ExecId, actor: &Actor) -> Result<Option<ExecStatus>> {
         self.admit(actor, 0)?;
         if self.kernel.end_process(exec) {
-            return Ok(());
+            return Ok(None);
         }
         let queued = self.work.queue.iter().position(|item| matches!(item, Item::Execution(e) if e.id == exec));
         if let Some(at) = queued {
             if let Some(Item::Execution(execution)) = self.work.queue.remove(at) {
                 self.end(&execution, never_ran("interrupted before it ran")).await;
             }
-            return Ok(());
+            return Ok(None);
         }
         // A stop waits for the running execution, which can still be interrupted.
         if let State::Busy { exec: running } | State::Stopping { exec: Some(running), .. } = self.life.state
             && running == exec
         {
             self.interrupt_worker(exec);
-            return Ok(());
+            return Ok(None);
         }
-        self.kernel.execution(exec).await.map(drop)
+        Ok(self.kernel.execution(exec).await?.ended_as())
     }
 
     pub(crate) fn interrupt_worker(&self, exec: ExecId) {
