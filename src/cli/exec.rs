@@ -32,7 +32,7 @@ const JOB_CHARS: usize = 60;
 /// Options of an execution, shared by `exec` and `run`.
 #[derive(Debug, Clone, Default, Args)]
 pub struct HowArgs {
-    /// Time limit, such as 90s; 0s for none
+    /// Time limit of the code from its start, such as 90s; 0s for none. The wait for earlier work does not count
     #[arg(long, value_name = "TIME", value_parser = parse_millis)]
     pub timeout: Option<u64>,
     /// Pass standard input to the code

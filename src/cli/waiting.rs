@@ -9,7 +9,7 @@ use crate::core::kernel::State;
 use crate::rpc::client::HostClient;
 
 /// Wait after which the notice appears.
-const NOTICE_DELAY: Duration = Duration::from_secs(2);
+const NOTICE_DELAY: Duration = Duration::from_secs(1);
 
 impl Command {
     /// The kernel whose worker the command may have to wait for.
@@ -41,12 +41,13 @@ pub async fn with_notice<T>(
     done: impl Future<Output = T>,
 ) -> T {
     let mut done = std::pin::pin!(done);
-    let (Some(name), true) = (name, context.terminal.stderr) else { return done.await };
+    let shows = context.terminal.stderr && !context.options.json;
+    let (Some(name), true) = (name, shows) else { return done.await };
     tokio::select! {
         done = &mut done => return done,
         exec = first_execution_met(context, name) => if own != Some(exec) {
             context.say(&format!(
-                "waiting: kernel {name} is busy with execution {exec}; see it: ryokan exec {name} --attach {exec} (Ctrl-C there interrupts it)"
+                "waiting for execution {exec} of {name} (interrupt it: ryokan interrupt {name}; see it: ryokan exec {name} --attach {exec})"
             ));
         }
     }

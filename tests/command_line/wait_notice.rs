@@ -13,17 +13,19 @@ fn terminal_shows_wait_reason() {
     host.ok(&["new", "k"]);
     let mut runs = Terminal::start(&host, &["exec", "k", "sleep 600; echo done"]);
     until("it runs", || host.ok(&["show", "k", "--json"]).contains("\"busy\""));
-    let mut waits: Vec<Terminal> = [&["vars", "k"][..], &["exec", "k", "echo second"], &["stop", "k"]]
-        .into_iter()
-        .map(|args| Terminal::start(&host, args))
-        .collect();
+    let mut silent = Terminal::start(&host, &["vars", "k", "--json"]);
+    let mut waits: Vec<Terminal> =
+        [&["vars", "k"][..], &["exec", "k", "echo second"], &["checkpoint", "k"], &["stop", "k"]]
+            .into_iter()
+            .map(|args| Terminal::start(&host, args))
+            .collect();
     for terminal in &mut waits {
-        terminal.wait_for("waiting: kernel k is busy with execution 1; see it: ryokan exec k --attach 1");
+        terminal.wait_for("waiting for execution 1 of k (interrupt it: ryokan interrupt k;");
     }
-    // No notice about one's own execution, and none without a terminal.
+    // No notice about one's own execution, and none without a terminal or with --json.
     let quiet = host.command("ryokan").args(["vars", "k"]).stderr(std::process::Stdio::piped()).spawn().expect("runs");
     std::thread::sleep(std::time::Duration::from_secs(3));
-    assert_eq!(runs.shown(), "");
+    assert_eq!((runs.shown(), silent.shown()), (String::new(), String::new()));
     runs.press(CTRL_C);
     runs.wait_for("interrupting");
     let quiet = quiet.wait_with_output().expect("ended");
@@ -41,7 +43,7 @@ fn waiting_stop_shows_reason() {
     until("the stop is accepted", || host.ok(&["show", "k", "--json"]).contains("\"stopping\""));
     let mut waits = Terminal::start(&host, &["vars", "k"]);
     for terminal in [&mut stops, &mut waits] {
-        terminal.wait_for("waiting: kernel k is busy with execution 1; see it: ryokan exec k --attach 1");
+        terminal.wait_for("waiting for execution 1 of k (interrupt it: ryokan interrupt k;");
     }
     runs.press(CTRL_C);
     runs.wait_for("interrupting");
