@@ -11,8 +11,8 @@ use super::context::Context;
 use super::failure::Failure;
 use super::kernels::warn_unreadable;
 use super::names::{KernelArg, KernelOrGroupArg};
-use super::{groups, json, preview, render};
-use crate::core::checkpoint::{Checkpoint, CheckpointRequest, CheckpointType, Restoration, Span};
+use super::{failure, groups, json, preview, render};
+use crate::core::checkpoint::{AMBIGUOUS, Checkpoint, CheckpointRequest, CheckpointType, Restoration, Span};
 use crate::core::diff::{Area, Deed, Patch};
 use crate::core::error::Error;
 use crate::core::info::{KernelFilter, KernelInfo};
@@ -25,9 +25,9 @@ use crate::rpc::client::KernelClient;
 pub struct CheckpointArgs {
     /// Name or id of the kernel
     pub name: KernelArg,
-    /// Name of the checkpoint
-    #[arg(short, long, value_name = "TEXT", default_value = "")]
-    pub message: String,
+    /// Name of the checkpoint; one that another checkpoint has gets a warning, because it is ambiguous
+    #[arg(short, long, value_name = "TEXT", value_parser = parse_message)]
+    pub message: Option<String>,
     /// Description of the checkpoint
     #[arg(long, value_name = "TEXT", default_value = "")]
     pub description: String,
@@ -61,6 +61,14 @@ pub struct CheckpointArgs {
     /// Take no checkpoint; subject this one to retention again
     #[arg(long, value_name = "REF", conflicts_with_all = ["message", "description", "kind", "pin", "interrupt", "wait", "conflict", "summary", "compact", "delete", "pin_ref"])]
     pub unpin: Option<String>,
+}
+
+/// A name or message that can be given where one is expected.
+pub(super) fn parse_message(text: &str) -> Result<String, String> {
+    match text.trim().is_empty() {
+        true => Err("it is empty: leave out -m for none".into()),
+        false => Ok(text.to_owned()),
+    }
 }
 
 fn parse_span(text: &str) -> Result<Span, String> {
@@ -168,7 +176,7 @@ pub async fn checkpoint(context: &Context, args: CheckpointArgs) -> Result<(), F
         return context.show(|| json::checkpoint(&found, is_head), line);
     }
     let request = CheckpointRequest {
-        name: args.message,
+        name: args.message.unwrap_or_default(),
         description: args.description,
         pinned: args.pin,
         interrupt: args.interrupt,
@@ -182,9 +190,27 @@ pub async fn checkpoint(context: &Context, args: CheckpointArgs) -> Result<(), F
     let (kernel, _) = context.kernel(&args.name).await?;
     let taken = kernel.checkpoint(&request).await?;
     warn_unreadable(context, &kernel).await;
+    warn_ambiguous(context, &kernel, &args.name, &taken).await;
     match context.options.json {
         true => context.print_json(&json::checkpoint(&taken, true)),
         false => context.print(&render::checkpoint_line(&taken, true, context.terminal.paint)),
+    }
+}
+
+/// Warns if other checkpoints of the kernel have the same name.
+async fn warn_ambiguous(context: &Context, kernel: &KernelClient, name: &str, taken: &Checkpoint) {
+    if taken.name.is_empty() {
+        return;
+    }
+    if let Err(error) = kernel.find_checkpoint(&taken.name).await
+        && error.reason == AMBIGUOUS
+    {
+        let text = format!(
+            "{name} has other checkpoints named {:?}: give the id of this one, {}, where one is named",
+            taken.name,
+            taken.short_id()
+        );
+        context.say(failure::warning(&text, context.terminal.paint_stderr).trim_end());
     }
 }
 

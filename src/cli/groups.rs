@@ -6,14 +6,15 @@ use std::time::Duration;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand};
 
+use super::checkpoints::parse_message;
 use super::context::Context;
 use super::failure::Failure;
 use super::names::{GroupArg, KernelArg, KernelOrGroupArg};
-use super::{exit, json, render};
+use super::{exit, failure, json, render};
 use crate::core::error::Error;
-use crate::core::freeze::GroupRestored;
 use crate::core::freeze::drain::Drain;
 use crate::core::freeze::on_failure::OnFailure;
+use crate::core::freeze::{FreezeInfo, GroupRestored};
 
 /// The reason of the daemon's error if a name is a group's and not a kernel's.
 const IS_GROUP: &str = "group";
@@ -113,9 +114,9 @@ pub struct AddArgs {
 pub struct FreezeArgs {
     /// Name of the group
     pub group: GroupArg,
-    /// Message of the freeze
-    #[arg(short, long, value_name = "TEXT", default_value = "")]
-    pub message: String,
+    /// Message of the freeze; one that another freeze has gets a warning, because it is ambiguous
+    #[arg(short, long, value_name = "TEXT", value_parser = parse_message)]
+    pub message: Option<String>,
     /// Interrupt running code of the kernels, do not wait for it
     #[arg(long)]
     pub interrupt: bool,
@@ -224,9 +225,19 @@ async fn add(context: &Context, args: AddArgs) -> Result<(), Failure> {
 /// Freezes a group.
 pub async fn freeze(context: &Context, args: FreezeArgs) -> Result<(), Failure> {
     let drain = Drain { interrupt: args.interrupt, wait: args.wait };
-    let taken = context.host().await?.freeze(&args.group, &args.message, drain, args.on_failure).await?;
+    let message = args.message.unwrap_or_default();
+    let host = context.host().await?;
+    let taken = host.freeze(&args.group, &message, drain, args.on_failure).await?;
     for note in &taken.notes {
         context.say(&render::plain(note));
+    }
+    let is_other = |other: &FreezeInfo| other.message == message && other.id != taken.id;
+    if !message.is_empty() && host.freezes(&args.group, 0).await.is_ok_and(|all| all.iter().any(is_other)) {
+        let text = format!(
+            "{} has other freezes with the message {message:?}: give the number of this one, {}, where one is named",
+            &*args.group, taken.number
+        );
+        context.say(failure::warning(&text, context.terminal.paint_stderr).trim_end());
     }
     let paint = context.terminal.paint;
     let cost = || taken.cost.as_ref().map(|cost| render::freeze_cost(cost, paint)).unwrap_or_default();

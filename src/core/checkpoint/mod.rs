@@ -23,6 +23,9 @@ pub use manifest::{
 };
 pub use reference::{Named, RefError, Reference};
 
+/// Reason of an error for a reference that fits several checkpoints or freezes.
+pub const AMBIGUOUS: &str = "ambiguous";
+
 /// Why a checkpoint was taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -184,6 +187,9 @@ impl CheckpointRequest {
             let most = limits::CHECKPOINT_NAME_BYTES;
             return Err(Error::invalid(format!("a checkpoint's name is one line of at most {most} bytes"))
                 .hint("put more words into its description"));
+        }
+        if !self.name.is_empty() && self.name.trim().is_empty() {
+            return Err(Error::invalid("a checkpoint's name is not blank").hint("leave it empty for none"));
         }
         if self.name == "latest" || self.name.starts_with('~') {
             return Err(Error::invalid(format!("{:?} means something else where a checkpoint is named", self.name))

@@ -1,6 +1,6 @@
 //! Finds checkpoints, and reads their contents.
 
-use crate::core::checkpoint::{Checkpoint, Manifest, Named, RefError, Reference, StateParts};
+use crate::core::checkpoint::{AMBIGUOUS, Checkpoint, Manifest, Named, RefError, Reference, StateParts};
 use crate::core::error::{Error, Result};
 use crate::core::ids::CheckpointId;
 use crate::core::limits;
@@ -16,7 +16,7 @@ pub async fn find(kernel: &Kernel, reference: &str) -> Result<Checkpoint> {
     let refusal = |error: RefError| match error {
         RefError::Malformed(_) => Error::invalid(error.to_string()),
         RefError::Ambiguous { .. } => Error::conflict(error.to_string())
-            .reason("ambiguous")
+            .reason(AMBIGUOUS)
             .hint(format!("give more of its id: `ryokan log {name}` shows it")),
         RefError::Unknown(_) | RefError::TooFar { .. } => {
             Error::not_found(format!("kernel {name}: {error}")).hint(format!("`ryokan log {name}` lists what there is"))

@@ -51,6 +51,7 @@ pub use run_restore::{restore, undo};
 
 use std::path::PathBuf;
 
+use crate::core::checkpoint::AMBIGUOUS;
 use crate::core::error::{Error, Result};
 use crate::core::freeze::{Freeze, FreezeManifest, Group};
 use crate::core::ids::{FreezeId, GroupId};
@@ -99,7 +100,9 @@ async fn find_freeze(host: &Host, group: &Group, reference: &str) -> Result<Free
         [one] => Ok((*one).clone()),
         several => {
             let numbers: Vec<String> = several.iter().map(|freeze| freeze.number.to_string()).collect();
-            Err(Error::conflict(format!("{reference:?} could be freeze {}", numbers.join(", "))).reason("ambiguous"))
+            Err(Error::conflict(format!("{reference:?} could be freeze {}", numbers.join(", ")))
+                .reason(AMBIGUOUS)
+                .hint(format!("give its number: `ryokan log {}` shows it", group.name)))
         }
     }
 }
