@@ -280,9 +280,10 @@ interface Kernel {
   # `deadline` if the kernel did not quiesce in time; nothing was done then.
   checkpoints @41 (limit :UInt32, sink :CheckpointSink) -> ();
   # Newest first; `limit` 0: all.
-  findCheckpoint @42 (ref :Text) -> (checkpoint :Checkpoint);
+  findCheckpoint @42 (ref :Text, undo :Bool = false) -> (checkpoint :Checkpoint);
   # `ref`: the beginning of an id, a name, `~N` (N before the newest) or `latest`. `conflict` with
-  # the candidates if it is ambiguous.
+  # the candidates if it is ambiguous. With `undo` instead the checkpoint to which `undo` returns;
+  # `notFound` if nothing was restored.
   restoreCheckpoint @43 (ref :Text, expectedVersion :UInt64 = 0, supersedeDecisions :Bool = false, withArtifacts :Bool = false,
       kind :Text = "") -> (restoration :Restoration);
   # All or nothing, after a checkpoint of type `system` to which `undo` returns. Steps and the

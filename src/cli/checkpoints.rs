@@ -14,7 +14,7 @@ use super::names::{KernelArg, KernelOrGroupArg};
 use super::{failure, groups, json, preview, render};
 use crate::core::checkpoint::{AMBIGUOUS, Checkpoint, CheckpointRequest, CheckpointType, Restoration, Span};
 use crate::core::diff::{Area, Deed, Patch};
-use crate::core::error::Error;
+use crate::core::error::{Error, ErrorCode};
 use crate::core::info::{KernelFilter, KernelInfo};
 use crate::core::snapshot::{KindError, KindRequest, PortableKind};
 use crate::core::workflow::Options;
@@ -400,8 +400,7 @@ pub async fn restore(context: &Context, args: RestoreArgs) -> Result<(), Failure
     if args.preview {
         return preview::preview(context, &kernel, &info, &found).await;
     }
-    let named = if found.name.is_empty() { String::new() } else { format!(" ({})", found.name) };
-    context.confirm(&format!("restore {} to checkpoint {}{named}", info.spec.name, found.short_id()))?;
+    context.confirm(&format!("restore {} to {}", info.spec.name, described(&found)))?;
     // By id: `latest` may change meaning before the confirmation.
     let (supersede_decisions, with_artifacts) = (args.supersede_decisions, args.with_artifacts);
     let options = Options { supersede_decisions, with_artifacts, ..Options::default() };
@@ -417,9 +416,37 @@ pub async fn undo(context: &Context, name: &str, drain: &groups::DrainArgs) -> R
         opened => opened?,
     };
     drain.refuse()?;
-    context.confirm(&format!("undo the last restore of {}", info.spec.name))?;
+    if !context.options.yes {
+        context.confirm(&undo_question(context, &kernel, &info).await?)?;
+    }
     let done = kernel.undo(0).await?;
     show_restoration(context, name, &done)
+}
+
+/// A checkpoint with its name and age.
+fn described(checkpoint: &Checkpoint) -> String {
+    let named = match checkpoint.name.as_str() {
+        "" => String::new(),
+        name => format!(" ({})", render::plain(name)),
+    };
+    format!("checkpoint {}{named}, taken {}", checkpoint.short_id(), render::ago(checkpoint.at_ms, render::now_ms()))
+}
+
+/// What an undo does: to which checkpoint it goes back, and how much that changes.
+async fn undo_question(context: &Context, kernel: &KernelClient, info: &KernelInfo) -> Result<String, Failure> {
+    let question = format!("undo the last restore of {}", info.spec.name);
+    let target = match kernel.undo_target().await {
+        Err(error) if error.code == ErrorCode::NotFound => return Err(error.into()),
+        // Without the right to read, and by an earlier daemon, it is not named.
+        Err(_) => return Ok(question),
+        Ok(target) => target,
+    };
+    let question = format!("{question}: go back to {}", described(&target));
+    if !context.terminal.can_ask {
+        return Ok(question);
+    }
+    let changes = preview::changes(kernel, &target).await?;
+    Ok(format!("{question}; {}", render::change_counts(&changes)))
 }
 
 fn show_restoration(context: &Context, name: &str, done: &Restoration) -> Result<(), Failure> {

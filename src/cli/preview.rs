@@ -46,6 +46,14 @@ pub async fn preview(
     info: &KernelInfo,
     checkpoint: &Checkpoint,
 ) -> Result<(), Failure> {
+    let changes = changes(kernel, checkpoint).await?;
+    let (ends, lost) = (kernel.jobs().await?, kernel.missed().await?);
+    let preview = Preview { name: info.spec.name.as_str(), checkpoint, changes, ends, lost };
+    context.show(|| json::preview(&preview), || render::preview(&preview, context.terminal.paint))
+}
+
+/// What a restore of `checkpoint` changes, from the present to the checkpoint.
+pub async fn changes(kernel: &KernelClient, checkpoint: &Checkpoint) -> Result<Vec<Difference>, Failure> {
     let (id, mut changes) = (checkpoint.id.to_string(), Vec::new());
     let collected = kernel.diff(&id, "", async |difference| {
         if is_restored(difference.area) {
@@ -54,7 +62,5 @@ pub async fn preview(
         Ok(())
     });
     collected.await?;
-    let (ends, lost) = (kernel.jobs().await?, kernel.missed().await?);
-    let preview = Preview { name: info.spec.name.as_str(), checkpoint, changes, ends, lost };
-    context.show(|| json::preview(&preview), || render::preview(&preview, context.terminal.paint))
+    Ok(changes)
 }

@@ -1,5 +1,6 @@
 //! The command line with a real daemon and real kernels.
 
+mod checkpoint_names;
 mod doc_examples;
 mod examples;
 mod kernels;

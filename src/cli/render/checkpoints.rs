@@ -208,6 +208,26 @@ pub fn preview(preview: &Preview<'_>, paint: Paint) -> String {
     text
 }
 
+/// How much a restore changes, in a few words.
+pub fn change_counts(changes: &[Difference]) -> String {
+    let count = |counted: fn(&Area) -> bool| changes.iter().filter(|change| counted(&change.area)).count();
+    let parts = [
+        (count(|area| *area == Area::File), "file or directory", "files and directories"),
+        (count(|area| *area == Area::State), "variable or setting", "variables and settings"),
+        (count(|area| !matches!(area, Area::File | Area::State)), "other part", "other parts"),
+    ];
+    let parts: Vec<String> = parts
+        .into_iter()
+        .filter(|(count, ..)| *count > 0)
+        .map(|(count, one, several)| format!("{count} {}", if count == 1 { one } else { several }))
+        .collect();
+    match (changes.len(), parts.join(", ")) {
+        (0, _) => "nothing changes".into(),
+        (1, parts) => format!("{parts} changes"),
+        (_, parts) => format!("{parts} change"),
+    }
+}
+
 /// One difference.
 pub fn difference(difference: &Difference, paint: Paint) -> String {
     let name = match (difference.area, difference.deed) {

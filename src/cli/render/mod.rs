@@ -20,7 +20,7 @@ mod value;
 mod workflow;
 
 pub use checkpoints::{
-    Branches, checkpoint_line, checkpoint_log, checkpoint_names, difference, difference_counts, preview,
+    Branches, change_counts, checkpoint_line, checkpoint_log, checkpoint_names, difference, difference_counts, preview,
     reference_names, restoration,
 };
 pub use groups::{freeze_cost, freeze_line, group, group_differences, groups, imported_group};

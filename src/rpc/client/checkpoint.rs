@@ -58,6 +58,17 @@ impl KernelClient {
         answer(read_checkpoint(fields(fields(response.get())?.get_checkpoint())?))
     }
 
+    /// The checkpoint to which [`Self::undo`] returns.
+    ///
+    /// # Errors
+    /// `notFound` if nothing was restored; `invalidArgument` by a daemon that does not know the call.
+    pub async fn undo_target(&self) -> Result<Checkpoint> {
+        let mut request = self.cap.find_checkpoint_request();
+        request.get().set_undo(true);
+        let response = self.link.call(request.send().promise).await?;
+        answer(read_checkpoint(fields(fields(response.get())?.get_checkpoint())?)).map(|(found, _)| found)
+    }
+
     /// Passes the differences from checkpoint `from` to checkpoint `to` to `take`.
     ///
     /// An empty `to` means the present state.

@@ -80,6 +80,23 @@ impl KernelServer {
         Ok((found.clone(), head == Some(found.id)))
     }
 
+    pub(super) async fn look_up_checkpoint(
+        &self,
+        params: kernel::FindCheckpointParams,
+        mut results: kernel::FindCheckpointResults,
+    ) -> capnp::Result<()> {
+        let params = params.get()?;
+        let (found, is_head) = match params.get_undo() {
+            true => checkpoint::undo_target(&self.kernel).await.map(|found| (found, false)).map_err(to_capnp)?,
+            false => {
+                let reference = read_text(params.get_ref(), "ref").map_err(to_capnp)?;
+                self.resolve_checkpoint(&reference).await.map_err(to_capnp)?
+            }
+        };
+        write_checkpoint(results.get().init_checkpoint(), &found, is_head);
+        Ok(())
+    }
+
     pub(super) async fn restore_to(
         &self,
         params: kernel::RestoreCheckpointParams,

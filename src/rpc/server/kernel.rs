@@ -15,7 +15,6 @@ use crate::core::ids::{Digest, ExecId};
 use crate::core::info::{Event, Job};
 use crate::core::limits;
 use crate::core::rights::{Right, Rights};
-use crate::rpc::convert::checkpoint::write_checkpoint;
 use crate::rpc::convert::exec::{read_exec_request, write_exec_result};
 use crate::rpc::convert::info::write_kernel_info;
 use crate::rpc::convert::listing::{write_jobs, write_missed, write_mounts, write_tools, write_vars};
@@ -82,6 +81,7 @@ macro_rules! audited {
 
 impl kernel::Server for KernelServer {
     forward! {
+        Read find_checkpoint(params: FindCheckpointParams, results: FindCheckpointResults) = look_up_checkpoint(params, results);
         Read diff(params: DiffParams, _results: DiffResults) = stream_diff(params);
         Read diff_text(params: DiffTextParams, _results: DiffTextResults) = stream_text_diff(params);
         Read journal(params: JournalParams, _results: JournalResults) = stream_journal(params);
@@ -398,18 +398,6 @@ impl kernel::Server for KernelServer {
         self.may(Right::Read)?;
         let params = params.get()?;
         self.list_checkpoints(params.get_sink()?, params.get_limit() as usize).await
-    }
-
-    async fn find_checkpoint(
-        self: Rc<Self>,
-        params: kernel::FindCheckpointParams,
-        mut results: kernel::FindCheckpointResults,
-    ) -> capnp::Result<()> {
-        self.may(Right::Read)?;
-        let reference = read_text(params.get()?.get_ref(), "ref").map_err(to_capnp)?;
-        let (found, is_head) = self.resolve_checkpoint(&reference).await.map_err(to_capnp)?;
-        write_checkpoint(results.get().init_checkpoint(), &found, is_head);
-        Ok(())
     }
 
     async fn execution(

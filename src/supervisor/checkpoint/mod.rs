@@ -47,7 +47,7 @@ pub(crate) use lookup::{contents, manifest_of};
 pub(super) use machine_copy::copy_machine;
 pub(super) use pruning::{ReadPin, pin_for_read, prune};
 pub use pruning::{pin, remove, set_retention};
-pub use restore::{Asked, restore, undo};
+pub use restore::{Asked, restore, undo, undo_target};
 pub(crate) use state::load_engine;
 pub use suspend::suspend;
 pub use take::take;

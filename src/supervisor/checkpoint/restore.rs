@@ -66,17 +66,25 @@ pub async fn restore(
     to(host, kernel, checkpoint, asked, change).await
 }
 
-/// Returns to the state before the last restore. A second undo returns to the restored state.
+/// The checkpoint to which [`undo`] returns.
 ///
 /// # Errors
-/// `notFound` if nothing was restored, and errors of [`restore`].
-pub async fn undo(host: &Rc<Host>, kernel: &Rc<Kernel>, change: Change) -> Result<Restoration> {
+/// `notFound` if nothing was restored.
+pub async fn undo_target(kernel: &Kernel) -> Result<Checkpoint> {
     let name = &kernel.spec().name;
     let none = || Error::not_found(format!("nothing was restored in kernel {name}, so there is nothing to undo"));
     let id = kernel.records.head().await?.undo.ok_or_else(|| {
         none().hint(format!("`ryokan log {name}` lists checkpoints; `ryokan restore {name} REF` goes back to one"))
     })?;
-    let checkpoint = kernel.records.checkpoint(id).await?.ok_or_else(none)?;
+    kernel.records.checkpoint(id).await?.ok_or_else(none)
+}
+
+/// Returns to the state before the last restore. A second undo returns to the restored state.
+///
+/// # Errors
+/// `notFound` if nothing was restored, and errors of [`restore`].
+pub async fn undo(host: &Rc<Host>, kernel: &Rc<Kernel>, change: Change) -> Result<Restoration> {
+    let checkpoint = undo_target(kernel).await?;
     // The restore's effects on decisions and artifacts are undone with it, without confirmation.
     // Where the memory cannot come back, files and state do.
     let asked = Asked { kind: Some(KindRequest::Auto), ..Asked::default() };
