@@ -961,6 +961,7 @@ struct KernelInfo {
   capture @17 :Text;          # the driver that captures its files, and why no better one is used
   atNextStart @18 :List(Text); # changes of `spec` that the present worker does not have
   disk @19 :DiskFigures;      # as last measured, in the background after clients ask for it
+  inForce @20 :KernelSpec;    # of the present worker, if `atNextStart` has entries; otherwise null
 }
 
 struct DiskFigures {

@@ -24,6 +24,7 @@ use crate::core::missed::MissedEntry;
 use crate::core::retention::Retention;
 use crate::core::rights::Rights;
 use crate::core::signature::Signer;
+use crate::core::spec::KernelLimits;
 use crate::core::upkeep::{Damage, GcItem, GcReport, GcThing, VerifyReport};
 use crate::core::usage::DiskUsage;
 use crate::core::value::Value;
@@ -32,7 +33,6 @@ use crate::rpc::client::{Forks, ImportedKernel};
 /// A kernel.
 pub fn kernel(info: &KernelInfo) -> Json {
     let spec = &info.spec;
-    let limits = &spec.limits;
     let path = |allowed: &crate::core::spec::AllowedPath| json!({ "path": allowed.path.to_string_lossy(), "writable": allowed.writable });
     json!({
         "id": info.id.to_string(),
@@ -45,15 +45,14 @@ pub fn kernel(info: &KernelInfo) -> Json {
         "venv": spec.venv.as_ref().map(|venv| venv.to_string_lossy()),
         "labels": pairs(&spec.labels),
         "degraded": spec.degraded,
-        "limits": {
-            "memory_bytes": limits.memory_bytes,
-            "cpu_milli": limits.cpu_milli,
-            "pids": limits.pids,
-            "open_files": limits.open_files,
-            "workspace_bytes": limits.workspace_bytes,
-            "engine_state_bytes": engine_state_bytes(limits.memory_bytes),
-        },
+        "limits": limits(&spec.limits),
         "at_next_start": info.at_next_start,
+        "in_force": info.in_force.as_ref().map(|now| json!({
+            "net": now.net.name(),
+            "paths": now.paths.iter().map(path).collect::<Vec<_>>(),
+            "venv": now.venv.as_ref().map(|venv| venv.to_string_lossy()),
+            "limits": limits(&now.limits),
+        })),
         "idle_timeout_ms": spec.idle_timeout_ms,
         "retention": retention(&spec.retention),
         "ephemeral": spec.ephemeral,
@@ -73,6 +72,17 @@ pub fn kernel(info: &KernelInfo) -> Json {
         "uid": info.uid,
         "executions": info.executions,
         "capture": info.capture,
+    })
+}
+
+fn limits(limits: &KernelLimits) -> Json {
+    json!({
+        "memory_bytes": limits.memory_bytes,
+        "cpu_milli": limits.cpu_milli,
+        "pids": limits.pids,
+        "open_files": limits.open_files,
+        "workspace_bytes": limits.workspace_bytes,
+        "engine_state_bytes": engine_state_bytes(limits.memory_bytes),
     })
 }
 

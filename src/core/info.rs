@@ -164,6 +164,8 @@ pub struct KernelInfo {
     pub capture: String,
     /// Changes of the specification that the present worker does not have, a line each.
     pub at_next_start: Vec<String>,
+    /// The specification of the present worker; `None`: `spec`.
+    pub in_force: Option<Box<KernelSpec>>,
     /// Its figures on the disk; `None`: not measured yet.
     pub disk: Option<DiskFigures>,
 }

@@ -60,9 +60,12 @@ fn golden_help_pages() {
 }
 
 fn kernel(name: &str) -> KernelInfo {
+    let in_force = KernelSpec::new(name.parse().unwrap(), EngineName::Kaish);
+    let mut spec = in_force.clone();
+    spec.limits.memory_bytes = 1 << 30;
     KernelInfo {
         id: KernelId::from_bytes([0xab; 16]),
-        spec: KernelSpec::new(name.parse().unwrap(), EngineName::Kaish),
+        spec,
         state: "stopped".into(),
         state_reason: String::new(),
         version: 3,
@@ -78,6 +81,7 @@ fn kernel(name: &str) -> KernelInfo {
         thread_of: None,
         capture: "reflink (the workspace was made as a folder, not in a subvolume)".into(),
         at_next_start: vec!["memory 512 MiB -> 1 GiB".into()],
+        in_force: Some(in_force.into()),
         disk: None,
     }
 }

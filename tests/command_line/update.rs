@@ -22,7 +22,10 @@ fn limits_wait_for_next_start() {
     host.kill();
     host.launch();
     let shown = host.ok(&["show", "k"]);
-    assert!(shown.contains("open files    800") && shown.contains("open files 700 -> 800"), "{shown}");
+    assert!(
+        shown.contains("open files    700 (from the next start: 800)") && shown.contains("open files 700 -> 800"),
+        "{shown}"
+    );
     host.ok(&["stop", "k"]);
     assert!(!host.ok(&["show", "k"]).contains("at next start"));
     assert_eq!(host.ok(&["exec", "k", "ulimit -n; echo $x"]), "800\n1\n", "the state stays");
@@ -63,6 +66,7 @@ fn fork_has_present_limits() {
     host.ok(&["new", "k", "--engine", "bash", "--pids", "300"]);
     host.ok(&["checkpoint", "k", "-m", "before"]);
     host.ok(&["update", "k", "--pids", "100"]);
+    assert!(host.ok(&["show", "k"]).contains("pids          300 (from the next start: 100)"));
     let changed = host.ok(&["diff", "k", "before"]);
     assert!(changed.contains("pids") && changed.contains("300"), "the checkpoint has its own: {changed}");
     host.ok(&["fork", "k", "child", "--from", "before"]);

@@ -13,6 +13,7 @@ use crate::core::missed::MissedEntry;
 use crate::core::origin::{Origin, OriginKind};
 use crate::core::quantity::{format_cpus, format_size};
 use crate::core::rights::Rights;
+use crate::core::spec::KernelSpec;
 use crate::core::usage::DiskFigures;
 use crate::rpc::client::{Forks, ImportedKernel};
 
@@ -91,7 +92,15 @@ pub fn state_painter(state: &str) -> fn(Paint, &str) -> String {
 /// One kernel in detail.
 pub fn kernel(info: &KernelInfo, rights: Rights, now_ms: i64, paint: Paint) -> String {
     let spec = &info.spec;
-    let limits = &spec.limits;
+    let now = info.in_force.as_deref().unwrap_or(spec);
+    // A value of the present worker, and the one from the next start if it differs.
+    let in_force = |shown: fn(&KernelSpec) -> String| match (shown(now), shown(spec)) {
+        (now, then) if now == then => now,
+        (now, then) => {
+            let or_none = |text: String| if text.is_empty() { "none".into() } else { text };
+            format!("{} (from the next start: {})", or_none(now), or_none(then))
+        }
+    };
     let mut text = String::new();
     let mut field = |name: &str, value: String| {
         let value = plain(&value);
@@ -105,21 +114,21 @@ pub fn kernel(info: &KernelInfo, rights: Rights, now_ms: i64, paint: Paint) -> S
     field("id", info.id.to_string());
     field("state", format!("{}{}", info.state, with_reason(&info.state_reason)));
     field("engine", spec.engine.to_string());
-    field("venv", spec.venv.as_ref().map_or(String::new(), |venv| venv.display().to_string()));
+    field("venv", in_force(|spec| spec.venv.as_ref().map_or(String::new(), |venv| venv.display().to_string())));
     field("isolation", format!("{}{}", spec.isolation.name(), with_reason(&spec.image)));
-    field("network", spec.net.name().into());
+    field("network", in_force(|spec| spec.net.name().into()));
     for (i, allowed) in spec.paths.iter().enumerate() {
         let mode = if allowed.writable { "rw" } else { "ro" };
         field(if i == 0 { "paths" } else { "" }, format!("{}:{mode}", allowed.path.display()));
     }
-    let now = if info.memory_bytes == 0 { String::new() } else { format!("{} of ", format_size(info.memory_bytes)) };
-    field("memory", format!("{now}{}", format_size(limits.memory_bytes)));
+    let used = if info.memory_bytes == 0 { String::new() } else { format!("{} of ", format_size(info.memory_bytes)) };
+    field("memory", format!("{used}{}", in_force(|spec| format_size(spec.limits.memory_bytes))));
     field("disk", disk(info.disk, now_ms));
-    field("cpus", format_cpus(limits.cpu_milli));
-    field("pids", limits.pids.to_string());
-    field("open files", limits.open_files.to_string());
-    field("workspace", format_size(limits.workspace_bytes));
-    field("engine state", format_size(engine_state_bytes(limits.memory_bytes)));
+    field("cpus", in_force(|spec| format_cpus(spec.limits.cpu_milli)));
+    field("pids", in_force(|spec| spec.limits.pids.to_string()));
+    field("open files", in_force(|spec| spec.limits.open_files.to_string()));
+    field("workspace", in_force(|spec| format_size(spec.limits.workspace_bytes)));
+    field("engine state", in_force(|spec| format_size(engine_state_bytes(spec.limits.memory_bytes))));
     field("capture", info.capture.clone());
     field("idle timeout", idle(spec.idle_timeout_ms));
     field("checkpoints", format!("{}, keeps {}", info.checkpoints, spec.retention));

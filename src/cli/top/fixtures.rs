@@ -30,6 +30,7 @@ pub fn kernel(name: &str, state: &str) -> KernelInfo {
         thread_of: None,
         capture: "tracked".into(),
         at_next_start: Vec::new(),
+        in_force: None,
         disk: None,
     }
 }

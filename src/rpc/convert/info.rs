@@ -37,6 +37,10 @@ pub fn read_kernel_info(reader: wire::kernel_info::Reader<'_>) -> Result<(Kernel
         thread_of: optional(read_name(reader.get_thread_of(), "kernel of a thread")?)?,
         capture: read_text(reader.get_capture(), "way of capture")?,
         at_next_start: read_text_list(reader.get_at_next_start(), "pending changes", limits::SPEC_CHANGES)?,
+        in_force: match reader.has_in_force() {
+            true => Some(Box::new(read_spec(reader.get_in_force().map_err(|e| malformed("specification", e))?)?)),
+            false => None,
+        },
         disk: read_disk_figures(reader.get_disk().map_err(|e| malformed("disk figures", e))?),
     };
     Ok((info, read_rights(reader.get_rights())?))
@@ -65,6 +69,9 @@ pub fn write_kernel_info(mut builder: wire::kernel_info::Builder<'_>, info: &Ker
     builder.set_executions(info.executions);
     builder.set_capture(info.capture.as_str());
     write_text_list(builder.reborrow().init_at_next_start(count(info.at_next_start.len())), &info.at_next_start);
+    if let Some(spec) = &info.in_force {
+        write_spec(builder.reborrow().init_in_force(), spec)?;
+    }
     if let Some(disk) = &info.disk {
         write_disk_figures(builder.reborrow().init_disk(), disk);
     }

@@ -259,6 +259,7 @@ pub fn any_info() -> impl Strategy<Value = (KernelInfo, Rights)> {
     (any::<[u8; 16]>(), any_spec(), texts, numbers, rights).prop_map(
         |(id, spec, texts, (long, short, times), rights)| {
             let info = KernelInfo {
+                in_force: long[1].is_multiple_of(3).then(|| Box::new(spec.clone())),
                 id: KernelId::from_bytes(id),
                 spec,
                 state: texts.0,

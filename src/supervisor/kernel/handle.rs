@@ -288,6 +288,7 @@ impl Kernel {
     /// Kernel information for lists.
     pub fn info_without_usage(&self) -> KernelInfo {
         let view = self.view.borrow();
+        let at_next_start = self.at_next_start();
         KernelInfo {
             id: self.id,
             spec: self.spec_now(),
@@ -305,7 +306,8 @@ impl Kernel {
             origin: view.origin.clone(),
             thread_of: self.thread_of,
             capture: self.capture.borrow().clone(),
-            at_next_start: self.at_next_start(),
+            in_force: (!at_next_start.is_empty()).then(|| Box::new((*self.worker_spec()).clone())),
+            at_next_start,
             disk: self.disk.get().map(|measured| measured.figures()),
         }
     }

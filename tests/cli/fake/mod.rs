@@ -131,6 +131,7 @@ impl FakeHost {
                 thread_of: None,
                 capture: "tracked".into(),
                 at_next_start: Vec::new(),
+                in_force: None,
                 disk: None,
             },
             self.log.clone(),

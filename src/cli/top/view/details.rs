@@ -80,7 +80,7 @@ fn now(model: &Model, kernel: &Kernel) -> String {
     let why = if info.state_reason.is_empty() { String::new() } else { format!(" ({})", info.state_reason) };
     let executions = render::counted(info.executions, "execution");
     let memory = format_size(info.memory_bytes);
-    let of = format_size(info.spec.limits.memory_bytes);
+    let of = format_size(info.in_force.as_deref().unwrap_or(&info.spec).limits.memory_bytes);
     shown(&format!("{}{why}{since}; {executions}, memory {memory} of {of}", info.state))
 }
 
