@@ -62,11 +62,11 @@ interface Host {
   # Lines of the audit log after number `since`, oldest first; `limit` 0: all. `kernel` by name or
   # id, including removed kernels (by id, or by its first ten digits or more); empty: all lines
   # visible to the caller.
-  verifyAudit @11 (known :Text) -> (head :Text, brokenAt :UInt64, why :Text);
+  verifyAudit @11 (known :Text) -> (head :Text, brokenAt :UInt64, why :Text, gap :Bool);
   # Verifies the log's hash chain. `known`: an earlier end of it, `LINE:HASH`, that the caller kept;
   # may be empty. `head` is the current end; `brokenAt` is the first line that does not fit, or
-  # that records lost lines (action `audit.gap`); 0: none. In a system-wide daemon only the daemon's
-  # own user may call it.
+  # that records lost lines (action `audit.gap`; then `gap` is set: no line was changed); 0: none.
+  # In a system-wide daemon only the daemon's own user may call it.
   importKernel @12 (name :Text, withoutHost :Bool = false) -> (file :BundleWriter);
   # Creates a kernel from a file that `Kernel.export` wrote, on any host. `name` empty: the name in
   # the file. The kernel has no resources of the host (`HostResource`) unless `BundleWriter.finish`
@@ -777,7 +777,8 @@ struct GcReport {
 }
 
 struct Damage {
-  what @0 :Text;              # `object`, `pack`, `database`, `audit log`
+  what @0 :Text;              # `object`, `pack`, `database`, `audit log`; `audit gap`: lines that could
+                              # not be written, which is no damage and does not count as such
   name @1 :Text;              # an address, a path, a line
   why @2 :Text;
   affects @3 :List(Affected);

@@ -116,7 +116,11 @@ pub(super) fn walk(db: &Db, mut walk: Walk) -> Result<Result<(Walk, bool), Audit
                 Ok(line) => line,
                 Err(error @ rusqlite::Error::SqliteFailure(..)) => return Err(error),
                 Err(field) => {
-                    return Ok(Err(AuditBreak { sequence: walk.head.sequence + 1, why: field.to_string() }));
+                    return Ok(Err(AuditBreak {
+                        sequence: walk.head.sequence + 1,
+                        why: field.to_string(),
+                        is_gap: false,
+                    }));
                 }
             };
             if let Err(broken) = walk.take(&line) {

@@ -176,7 +176,9 @@ pub fn audit_line(line: &AuditLine) -> Json {
 pub fn audit_proof(proved: &Result<AuditHead, AuditBreak>) -> Json {
     match proved {
         Ok(head) => json!({ "whole": true, "lines": head.sequence, "head": head.to_string() }),
-        Err(broken) => json!({ "whole": false, "broken_at": broken.sequence, "why": broken.why }),
+        Err(broken) => {
+            json!({ "whole": false, "gap": broken.is_gap, "broken_at": broken.sequence, "why": broken.why })
+        }
     }
 }
 

@@ -104,14 +104,16 @@ impl std::str::FromStr for AuditHead {
     }
 }
 
-/// A break of the hash chain.
+/// A break of the hash chain, or lines that the log lacks although its chain fits.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the audit log is broken at line {sequence}: {why}")]
+#[error("{} {sequence}: {why}", if *is_gap { "the audit log is not damaged, but it has a gap before line" } else { "the audit log is broken at line" })]
 pub struct AuditBreak {
-    /// The first invalid line.
+    /// The first invalid line, or the one after the gap.
     pub sequence: u64,
-    /// What is wrong with the line.
+    /// What is wrong with the line, or how many lines are missing.
     pub why: String,
+    /// The lines before it could not be written, as on a full disk; nothing was changed.
+    pub is_gap: bool,
 }
 
 /// Verifies a log line by line, against heads stored elsewhere.
@@ -143,7 +145,7 @@ impl Walk {
     /// The line does not continue the chain.
     pub fn take(&mut self, line: &AuditLine) -> Result<(), AuditBreak> {
         let due = self.head.sequence + 1;
-        let broken = |why: String| Err(AuditBreak { sequence: due, why });
+        let broken = |why: String| Err(AuditBreak { sequence: due, why, is_gap: false });
         if line.sequence != due {
             return broken(format!("it is missing; the next one is line {}", line.sequence));
         }
@@ -167,8 +169,8 @@ impl Walk {
             self.passed += 1;
         }
         if line.what.action == GAP && self.gap.is_none() {
-            let why = format!("the chain fits, but lines are missing before it: {}", line.what.detail);
-            self.gap = Some(AuditBreak { sequence: due, why });
+            let why = format!("between lines {} and {due}, {}", self.head.sequence, line.what.detail);
+            self.gap = Some(AuditBreak { sequence: due, why, is_gap: true });
         }
         (self.head, self.format) = (head, line.format);
         Ok(())
@@ -184,6 +186,7 @@ impl Walk {
             Some((known, kept)) => Err(AuditBreak {
                 sequence: self.head.sequence + 1,
                 why: format!("it is missing: {kept} knows lines up to {}", known.sequence),
+                is_gap: false,
             }),
         }
     }
@@ -319,6 +322,32 @@ mod tests {
         assert_eq!(walk(&anew, &[seventh]).map_err(|broken| broken.sequence), Err(7));
         assert_eq!(last.to_string().parse(), Ok(last));
         assert!("7".parse::<AuditHead>().is_err() && "x:y".parse::<AuditHead>().is_err());
+    }
+
+    #[test]
+    fn gap_is_no_damage() {
+        let with_gap = |change: fn(&mut NewAudit)| {
+            let mut head = AuditHead::EMPTY;
+            let line = |n: u64| {
+                let mut what = what(n);
+                if n == 4 {
+                    (what.action, what.detail) = (GAP.into(), "2 lines could not be written".into());
+                }
+                head = head.after(FORMAT, &what).expect("a known format");
+                let mut line = AuditLine { sequence: n, format: FORMAT, what, hash: head.hash };
+                if n == 6 {
+                    change(&mut line.what);
+                }
+                line
+            };
+            let lines: Vec<AuditLine> = (1..=6).map(line).collect();
+            walk(&lines, &[]).expect_err("lines are missing")
+        };
+        let gap = with_gap(|_| {});
+        assert_eq!((gap.sequence, gap.is_gap), (4, true));
+        assert!(gap.to_string().ends_with("line 4: between lines 3 and 4, 2 lines could not be written"), "{gap}");
+        let broken = with_gap(|what| what.uid += 1);
+        assert_eq!((broken.sequence, broken.is_gap), (6, false), "damage is reported first");
     }
 
     /// Format 1 is written by earlier releases and must never change.

@@ -62,10 +62,13 @@ pub struct GcReport {
     pub bytes_copied: u64,
 }
 
+/// [`Damage::what`] of audit lines that could not be written, as on a full disk. It is reported, but is no damage.
+pub const AUDIT_GAP: &str = "audit gap";
+
 /// A damaged item.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Damage {
-    /// Kind of the item: `object`, `pack`, `database`, `audit log`.
+    /// Kind of the item: `object`, `pack`, `database`, `audit log`, [`AUDIT_GAP`].
     pub what: String,
     /// Name of the item: an address, a path, a line.
     pub name: String,

@@ -403,7 +403,8 @@ fn full_disk_leaves_audit_gap() {
         let said = host.cli(&["audit", "--verify"]);
         assert_eq!(said.status.code(), Some(1), "{said:?}");
         let said = [said.stdout, said.stderr].concat();
-        assert!(String::from_utf8_lossy(&said).contains("could not be written"), "{said:?}");
+        let said = String::from_utf8_lossy(&said);
+        assert!(said.contains("could not be written") && said.contains("not damaged"), "{said}");
     };
     broken(&host);
     host.kill();
@@ -413,4 +414,6 @@ fn full_disk_leaves_audit_gap() {
     // No further line is needed.
     until("the gap is recorded", || host.ok(&["audit"]).contains("audit.gap"));
     broken(&host);
+    let said = host.ok(&["verify"]);
+    assert!(said.contains("gap, which is no damage: between lines") && said.contains("\nno damage"), "{said}");
 }

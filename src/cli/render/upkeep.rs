@@ -5,7 +5,7 @@ use super::{counted, first_line, plain};
 use crate::cli::paint::Paint;
 use crate::core::audit::{AuditBreak, AuditHead, AuditLine};
 use crate::core::quantity::format_size;
-use crate::core::upkeep::{Affected, Damage, GcItem, GcReport, GcThing, VerifyReport};
+use crate::core::upkeep::{AUDIT_GAP, Affected, Damage, GcItem, GcReport, GcThing, VerifyReport};
 
 /// Maximum characters of a detail in a line.
 const DETAIL: usize = 120;
@@ -48,6 +48,10 @@ pub fn gc_report(report: &GcReport) -> String {
 
 /// Damage, and the data that is lost with it.
 pub fn damage(damage: &Damage, paint: Paint) -> String {
+    if damage.what == AUDIT_GAP {
+        let note = paint.note("note:");
+        return format!("{note} the audit log has a gap, which is no damage: {}\n", plain(&damage.why));
+    }
     let mut text =
         format!("{} {} {}: {}\n", paint.bad("damaged"), damage.what, plain(&damage.name), plain(&damage.why));
     if damage.affects.is_empty() && damage.what == "object" {
@@ -116,6 +120,7 @@ pub fn audit_proof(proved: &Result<AuditHead, AuditBreak>, paint: Paint) -> Stri
                 counted(head.sequence, "line")
             )
         }
+        Err(gap) if gap.is_gap => format!("{}\n", paint.warn(&plain(&gap.to_string()))),
         Err(broken) => format!("{}\n", paint.bad(&plain(&broken.to_string()))),
     }
 }

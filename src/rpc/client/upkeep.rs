@@ -97,7 +97,7 @@ impl HostClient {
         let response = fields(response.get())?;
         if response.get_broken_at() != 0 {
             let why = answer(read_text(response.get_why(), "why"))?;
-            return Ok(Err(AuditBreak { sequence: response.get_broken_at(), why }));
+            return Ok(Err(AuditBreak { sequence: response.get_broken_at(), why, is_gap: response.get_gap() }));
         }
         let head = answer(read_text(response.get_head(), "head"))?;
         head.parse().map(Ok).map_err(|error| Error::internal(format!("the daemon answered: {error}")))

@@ -178,6 +178,7 @@ impl HostServer {
             Err(broken) => {
                 results.set_broken_at(broken.sequence);
                 results.set_why(broken.why.as_str());
+                results.set_gap(broken.is_gap);
             }
         }
         Ok(())

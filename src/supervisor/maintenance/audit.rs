@@ -9,7 +9,7 @@ use crate::supervisor::registry::Supervisor;
 
 impl Supervisor {
     /// Verifies the audit log's chain against the caller's head, the head in the file, and the heads in checkpoint
-    /// manifests. The inner error names the first line that does not fit.
+    /// manifests. The inner error names the first line that does not fit, or else the first gap.
     ///
     /// # Errors
     /// The catalog's; `corrupt` if the file cannot be understood.
@@ -25,8 +25,8 @@ impl Supervisor {
         Ok(proved.and_then(|head| match lost {
             0 => Ok(head),
             _ => {
-                let why = format!("{lost} lines could not be written after the last line");
-                Err(AuditBreak { sequence: head.sequence + 1, why })
+                let why = format!("after line {}, the last one, {lost} lines could not be written", head.sequence);
+                Err(AuditBreak { sequence: head.sequence + 1, why, is_gap: true })
             }
         }))
     }

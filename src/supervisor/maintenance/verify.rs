@@ -14,7 +14,7 @@ use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::ids::{Digest, KernelId};
 use crate::core::kernel::State;
 use crate::core::limits;
-use crate::core::upkeep::{Affected, Damage, VerifyEvent, VerifyProgress, VerifyReport};
+use crate::core::upkeep::{AUDIT_GAP, Affected, Damage, VerifyEvent, VerifyProgress, VerifyReport};
 use crate::store::{Store, StoreError};
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
@@ -57,6 +57,12 @@ struct Reporter<'a> {
 }
 
 impl Reporter<'_> {
+    /// Reports missing lines of the audit log, which are no damage.
+    async fn gap(&self, name: String, why: String) {
+        let gap = Damage { what: AUDIT_GAP.into(), name, why, affects: Vec::new() };
+        let _ = self.tell.send(VerifyEvent::Damage(gap)).await;
+    }
+
     async fn damage(&mut self, what: &str, name: String, why: String, affects: Vec<Affected>) {
         self.damaged += 1;
         let damage = Damage { what: what.into(), name, why, affects };
@@ -94,6 +100,7 @@ async fn databases(supervisor: &Supervisor, reporter: &mut Reporter<'_>, done: &
     }
     match supervisor.verify_audit(None).await {
         Ok(Ok(_)) => {}
+        Ok(Err(gap)) if gap.is_gap => reporter.gap(format!("line {}", gap.sequence), gap.why).await,
         Ok(Err(broken)) => {
             reporter.damage("audit log", format!("line {}", broken.sequence), broken.why, Vec::new()).await
         }
