@@ -8,6 +8,7 @@ use nix::unistd::Pid;
 use ryokan::core::engine::EngineName;
 use ryokan::core::exec::ExecStatus;
 use ryokan::core::spec::AllowedPath;
+use ryokan::core::spec_update::SpecUpdate;
 
 use crate::support::{Host, UNPRIVILEGED, User, eventually, kernel, out, run, spec, users};
 
@@ -251,7 +252,15 @@ fn root_files_need_named_mapping() {
     host.with(async |client| {
         let mut wanted = spec("k", EngineName::Kaish);
         wanted.paths = vec![AllowedPath::new(&plain, true)];
+        let refused = client.create_kernel(&wanted, "").await.err().expect("its user cannot write there");
+        assert_eq!(refused.reason, "not_writable", "{refused:?}");
+        assert!(refused.hint.contains("chown nobody") && refused.hint.contains(":ro"), "{refused:?}");
+        wanted.paths = vec![AllowedPath::new(&plain, false)];
         let (born, _) = client.create_kernel(&wanted, "").await.expect("made");
+        let update = |path: &Path| SpecUpdate { paths: vec![AllowedPath::new(path, true)], ..SpecUpdate::default() };
+        let refused = client.update_kernel("k", &update(&plain), 0).await.expect_err("its user cannot write there");
+        assert_eq!(refused.reason, "not_writable", "{refused:?}");
+        client.update_kernel("k", &update(&mapped), 0).await.expect("its owner is mapped");
         let source = |at: &Path| at.display().to_string();
         for started in [false, true] {
             if started {
@@ -273,5 +282,5 @@ fn root_files_need_named_mapping() {
     let audit = host.ok(&["audit"]);
     let line = |action: &str, what: &str| audit.lines().any(|line| line.contains(action) && line.contains(what));
     assert!(line("kernel.mount", "\"owner_mapped\":true"), "{audit}");
-    assert!(line("kernel.create", &format!("path {} (rw)", plain.display())), "{audit}");
+    assert!(line("kernel.create", &format!("path {} (ro)", plain.display())), "{audit}");
 }

@@ -53,6 +53,7 @@ fn socket_session_suite() {
     host.with(async |client| {
         let shared = host.path("shared");
         std::fs::create_dir(&shared).unwrap();
+        std::fs::set_permissions(&shared, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
         let give = |name: &str| {
             let mut wanted = spec(name, EngineName::Kaish);
             wanted.paths = vec![AllowedPath::new(&shared, true)];

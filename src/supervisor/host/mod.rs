@@ -13,6 +13,7 @@ pub(crate) mod reserve;
 pub(crate) mod signing;
 pub mod upkeep;
 pub(crate) mod venv;
+mod worker_rights;
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;

@@ -195,7 +195,9 @@ impl Supervisor {
         self.workers.name_image(&mut spec, actor.uid)?;
         admission::check_host_limits(&spec.limits, &self.host.config.defaults.limits())?;
         for allowed in &mut spec.paths {
-            allowed.real = Some(self.host.check_source(actor.uid, &allowed.path)?);
+            let real = self.host.check_source(actor.uid, &allowed.path)?;
+            self.host.check_writable(actor.uid, allowed, &real)?;
+            allowed.real = Some(real);
         }
         Ok(spec)
     }

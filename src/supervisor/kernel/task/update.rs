@@ -95,7 +95,9 @@ impl Task {
                 return Err(Error::already_exists(format!("something is mounted at {path} already"))
                     .hint(format!("`ryokan unmount {} {path}` takes it away", before.name)));
             }
-            allowed.real = Some(host.check_source(kernel.uid, &allowed.path)?);
+            let real = host.check_source(kernel.uid, &allowed.path)?;
+            host.check_writable(kernel.uid, allowed, &real)?;
+            allowed.real = Some(real);
         }
         Ok(new)
     }
