@@ -251,6 +251,14 @@ async fn move_step(n: usize, h: &CatalogHandle, state: &StateHandle) -> Result<b
         64 => h.name_handover(HandoverId::from_bytes([1; 16]), r#"{"host":1}"#.into()).await?,
         65 => h.rewrite_handovers().await?,
         66 => state.rewrite_transition().await?,
+        67 => engine_step(n, &h.kernel_files(FIRST).engine_db)?,
+        68 => {
+            let files = h.kernel_files(FIRST);
+            let ahead = files.dir.join("ahead.db");
+            std::fs::copy(&files.engine_db, &ahead).expect("copied");
+            engine_step(n, &ahead)?;
+            h.adopt_engine_db(FIRST, ahead).await?;
+        }
         _ => return Ok(false),
     }
     Ok(true)
@@ -340,7 +348,14 @@ fn engine_step(n: usize, path: &Path) -> Result<(), CatalogError> {
             let puts = vec![entry("var/x", vec![1]), entry("var/big", vec![7; (2 << 20) + 1])];
             db.apply(&Changes { puts, exec: 1, ..Changes::default() }).map(drop)?;
         }
-        _ => db.replace_all(&info, [Ok(entry("var/y", vec![2]))], &[])?,
+        21 => db.replace_all(&info, [Ok(entry("var/y", vec![2]))], &[])?,
+        _ => {
+            let body = n.to_le_bytes().repeat(n * 20_000);
+            let digest = Digest::from_bytes(*blake3::hash(&body).as_bytes());
+            let (key, meta_json, size) = ("var/z".to_owned(), "{}".to_owned(), body.len() as u64);
+            let head = EntryHead { key, meta_json, digest, size, exec: 0 };
+            db.revise(&info, &[head], |_| Ok(body.clone())).map(drop)?;
+        }
     }
     db.close()
 }

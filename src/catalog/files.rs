@@ -216,6 +216,21 @@ pub(crate) fn recreate_engine(kernels: &Path, id: KernelId, durability: Durabili
     Ok(())
 }
 
+/// Puts a closed engine database in the place of a kernel's, which is empty. No process has either open.
+pub(super) fn adopt_engine(kernels: &Path, id: KernelId, from: &Path) -> Result<()> {
+    let path = KernelFiles::of(kernels, id).engine_db;
+    for database in [from, &path] {
+        let mut log = database.as_os_str().to_owned();
+        log.push("-wal");
+        if std::fs::metadata(log).is_ok_and(|log| log.len() > 0) {
+            return Err(CatalogError::Conflict(format!("{} has a log", database.display())));
+        }
+    }
+    let wrong = |e| CatalogError::of_io("replace", &path, e);
+    fault::point("kernel.engine.adopt").map_err(wrong)?;
+    std::fs::rename(from, &path).map_err(wrong)
+}
+
 /// Removes a kernel's directory with everything in it: out of sight at once, then file by file. One that is not there is fine.
 pub(super) fn remove(kernels: &Path, id: KernelId) -> Result<()> {
     let dir = kernels.join(id.to_string());

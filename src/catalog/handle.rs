@@ -261,6 +261,15 @@ impl CatalogHandle {
             .manage(move |databases| files::recreate_engine(&kernels, kernel, databases.durability()))
     }
 
+    /// Puts a closed engine database, on the same file system, in the place of a kernel's empty one.
+    ///
+    /// # Errors
+    /// `Conflict` if either has a log, and a failed rename: nothing is changed then.
+    pub fn adopt_engine_db(&self, kernel: KernelId, from: PathBuf) -> Pending<()> {
+        let kernels = self.kernels.clone();
+        self.state_queue(kernel).manage(move |_| files::adopt_engine(&kernels, kernel, &from))
+    }
+
     /// Closes a kernel's database and removes its directory, the workspace included. Comes after [`Self::remove_kernel`].
     ///
     /// # Errors

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use futures::future::LocalBoxFuture;
 
-use crate::catalog::{EngineInfo, Entry, Inspected};
+use crate::catalog::{Applied, EngineInfo, Entry, EntryHead, Inspected};
 use crate::core::engine::EngineName;
 use crate::core::error::{Error, Result};
 use crate::core::ids::WorkerId;
@@ -157,6 +157,17 @@ pub trait EngineState: Send {
     /// # Errors
     /// The first of `entries`, and those of writing; the former state is kept then.
     fn replace(&self, info: &EngineInfo, entries: &mut dyn Iterator<Item = Result<Entry>>) -> Result<()>;
+
+    /// Makes the state equal to these entries; `body` reads those that differ.
+    ///
+    /// # Errors
+    /// The first of `body`, `corrupt` if it read another body, and those of writing; the former state is kept then.
+    fn revise(
+        &self,
+        info: &EngineInfo,
+        wanted: &[EntryHead],
+        body: &mut dyn FnMut(&EntryHead) -> Result<Vec<u8>>,
+    ) -> Result<Applied>;
 
     /// Passes every entry of the state to `each`.
     ///

@@ -21,6 +21,8 @@ pub const ELSEWHERE: &[(&str, &str)] = &[
     ("engine.info.set", "the worker's"),
     ("engine.state.apply", "the worker's"),
     ("engine.state.replace", "the worker's"),
+    ("engine.state.revise", "tests/teleport"),
+    ("kernel.engine.adopt", "tests/teleport"),
     ("kernel.engine.recreate", "tests/checkpoints"),
     ("kernel.files.adopt", "tests/teleport"),
     ("kernel.files.clear", "tests/checkpoints"),

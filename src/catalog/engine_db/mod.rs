@@ -4,6 +4,7 @@
 //! no worker lives. Synchronous, with one owner (`InUse` for any other). The path may go through `/proc/self/fd/N`.
 
 mod closed;
+mod revise;
 mod rows;
 
 use std::cell::Cell;
@@ -14,7 +15,7 @@ use std::slice;
 use rusqlite::{OptionalExtension as _, params};
 
 pub use self::closed::Inspected;
-use self::rows::{Before, Due, delete, digest, put, read_head, replace_jobs, replace_missed, same};
+use self::rows::{Before, Due, delete, digest, put, put_info, read_head, replace_jobs, replace_missed, same};
 use super::error::CatalogError;
 use super::row::{bytes, unsigned};
 use super::sqlite::{Db, Kind, Result};
@@ -155,13 +156,7 @@ impl EngineDb {
         if self.info()?.as_ref() == Some(info) {
             return Ok(());
         }
-        self.db.transaction("engine.info.set", |db| {
-            db.sql("write engine", |c| {
-                c.prepare_cached("INSERT OR REPLACE INTO engine (one, name, version, format) VALUES (1, ?, ?, ?)")?
-                    .execute(params![info.name, info.version, info.format])
-                    .map(drop)
-            })
-        })
+        self.db.transaction("engine.info.set", |db| put_info(db, info))
     }
 
     /// Stores an execution's changes in one transaction; in none if nothing differs.
@@ -227,12 +222,9 @@ impl EngineDb {
         self.totals.set(None);
         let totals = self.db.transaction("engine.state.replace", |db| {
             db.sql("replace state", |c| {
-                c.execute_batch(
-                    "DELETE FROM chunks; DELETE FROM entries; DELETE FROM missed; DELETE FROM jobs; DELETE FROM engine;",
-                )?;
-                c.prepare_cached("INSERT INTO engine (one, name, version, format) VALUES (1, ?, ?, ?)")?
-                    .execute(params![info.name, info.version, info.format])
+                c.execute_batch("DELETE FROM chunks; DELETE FROM entries; DELETE FROM missed; DELETE FROM jobs;")
             })?;
+            put_info(db, info)?;
             let mut totals = Totals::default();
             for entry in entries {
                 let entry = entry?;

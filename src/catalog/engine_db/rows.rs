@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use rusqlite::{Row, params};
 
-use super::{Entry, EntryHead, JobRecord};
+use super::{EngineInfo, Entry, EntryHead, JobRecord};
 use crate::catalog::row::{bytes, signed, unsigned};
 use crate::catalog::sqlite::{Db, Result};
 use crate::core::ids::Digest;
@@ -44,6 +44,14 @@ pub(super) fn read_head(row: &Row<'_>) -> rusqlite::Result<(i64, EntryHead)> {
         exec: unsigned(row, 5)?,
     };
     Ok((row.get(0)?, head))
+}
+
+pub(super) fn put_info(db: &Db, info: &EngineInfo) -> Result<()> {
+    db.sql("write engine", |c| {
+        c.prepare_cached("INSERT OR REPLACE INTO engine (one, name, version, format) VALUES (1, ?, ?, ?)")?
+            .execute(params![info.name, info.version, info.format])
+            .map(drop)
+    })
 }
 
 pub(super) fn put(db: &Db, due: &Due<'_>, exec: u64) -> Result<()> {

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::catalog::{CatalogError, EngineDb, EngineInfo, Entry, Inspected};
+use crate::catalog::{Applied, CatalogError, EngineDb, EngineInfo, Entry, EntryHead, Inspected};
 use crate::core::durability::Durability;
 use crate::core::error::{Error, Result};
 use crate::isolation::EngineState;
@@ -17,8 +17,20 @@ impl EngineState for EngineDatabase {
     fn replace(&self, info: &EngineInfo, entries: &mut dyn Iterator<Item = Result<Entry>>) -> Result<()> {
         let db = EngineDb::open(&self.path, self.durability)?;
         // An error here ends the transaction without a commit.
-        db.replace_all(info, entries.map(|entry| entry.map_err(|error| CatalogError::Refused(Box::new(error)))), &[])?;
+        db.replace_all(info, entries.map(|entry| entry.map_err(refused)), &[])?;
         Ok(db.close()?)
+    }
+
+    fn revise(
+        &self,
+        info: &EngineInfo,
+        wanted: &[EntryHead],
+        body: &mut dyn FnMut(&EntryHead) -> Result<Vec<u8>>,
+    ) -> Result<Applied> {
+        let db = EngineDb::open(&self.path, self.durability)?;
+        let applied = db.revise(info, wanted, |head| body(head).map_err(refused))?;
+        db.close()?;
+        Ok(applied)
     }
 
     fn read(&self, each: &mut dyn FnMut(Entry) -> Result<()>) -> Result<()> {
@@ -37,6 +49,10 @@ impl EngineState for EngineDatabase {
         let _ = std::fs::remove_dir_all(&scratch);
         Ok(inspected?)
     }
+}
+
+fn refused(error: Error) -> CatalogError {
+    CatalogError::Refused(Box::new(error))
 }
 
 /// A folder for copies beside a kernel's databases; a leftover is removed with the kernel.
