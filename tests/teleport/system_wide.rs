@@ -44,6 +44,7 @@ fn arrivals_belong_to_their_user() {
     let refused = system.cli(one, &["--json", "teleport", "k", "--to", "exec:false"]);
     let said = String::from_utf8_lossy(&refused.stderr);
     assert!(refused.status.code() == Some(4) && said.contains("\"transport\""), "{said}");
+    assert!(said.contains("ryokan export"), "no other user may move it either: {said}");
     for (uid, name) in [(one, "c-1"), (other, "c-2"), (one, "k")] {
         assert!(system.cli(uid, &["rm", "--yes", name]).status.success());
     }

@@ -96,7 +96,7 @@ pub async fn teleport(
     if actor.uid != host.own_actor().uid {
         return Err(Error::refused("the daemon runs the transport's command, so only its own user may name one")
             .reason("transport")
-            .hint("ask that user, or use export and import"));
+            .hint("`ryokan export` here and `ryokan import` there make a copy; a daemon of your own moves kernels"));
     }
     if choice.kind == PortableKind::Teleport
         && let Err(error) = memory::check(host, kernel)
