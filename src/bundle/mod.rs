@@ -31,7 +31,7 @@ use crate::store::StoreError;
 use crate::workspace::WorkspaceError;
 
 pub use group::{GroupContents, write_group};
-pub use read::{Bundle, Contents, read, verify, verify_tree};
+pub use read::{Bundle, Contents, read, verify, verify_state, verify_tree};
 pub use write::{reach, write};
 
 /// First bytes of a file.

@@ -361,6 +361,42 @@ pub fn verify_tree(store: &Store, tree: Digest, held: Arc<HashSet<Digest>>) -> R
     }
 }
 
+/// Checks that `held` has all of a list of engine state; returns the list.
+///
+/// # Errors
+/// Each of [`BundleError`].
+pub fn verify_state(store: &Store, list: Digest, held: Arc<HashSet<Digest>>) -> Result<StateParts, BundleError> {
+    let wrong = |error: &dyn std::fmt::Display| BundleError::Damaged(format!("engine state {list}: {error}"));
+    state(&Held { store, held }, list, &wrong)
+}
+
+/// Says of which part an error is.
+type Wrong<'a> = &'a dyn Fn(&dyn std::fmt::Display) -> BundleError;
+
+/// Checks that an object of this size is held.
+fn sized(held: &Held<'_>, (object, bytes): (Digest, u64), wrong: Wrong<'_>) -> Result<(), BundleError> {
+    held.needs(object)?;
+    match held.store.size(object)? == bytes {
+        true => Ok(()),
+        false => Err(wrong(&format!("object {object} has not the {bytes} bytes that it says"))),
+    }
+}
+
+/// Checks that all of a list of engine state is held.
+fn state(held: &Held<'_>, list: Digest, wrong: Wrong<'_>) -> Result<StateParts, BundleError> {
+    held.needs(list)?;
+    let bytes = held.store.get(list, limits::MANIFEST_BYTES as u64)?;
+    let parts = StateParts::decode(&bytes).map_err(|error| wrong(&error))?;
+    if parts.entries.len() > limits::STATE_ENTRIES {
+        return Err(wrong(&"more engine state than may be"));
+    }
+    parts.entries.iter().map(|part| (part.body, part.bytes)).try_for_each(|body| sized(held, body, wrong))?;
+    if parts.bytes() > limits::STATE_BYTES {
+        return Err(wrong(&"more engine state than may be"));
+    }
+    Ok(parts)
+}
+
 /// Checks the images of a checkpoint's virtual machine: all pieces are held, and the sizes are those of the machine.
 fn images(held: &Held<'_>, manifest: &Manifest, checked: &mut CheckedImages) -> Result<(), BundleError> {
     let Some(part) = &manifest.machine else { return Ok(()) };
@@ -452,22 +488,9 @@ pub(super) fn whole(held: &Held<'_>, head: &Head) -> Result<(Vec<Manifest>, Stat
             crate::core::spec::check_inside_path(std::path::Path::new(&given.mount.path))
                 .map_err(|error| wrong(&error))?;
         }
-        held.needs(manifest.state)?;
-        let parts = StateParts::decode(&store.get(manifest.state, most)?).map_err(|error| wrong(&error))?;
-        if parts.entries.len() > limits::STATE_ENTRIES {
-            return Err(wrong(&"more engine state than may be"));
-        }
-        let bodies = parts.entries.iter().map(|part| (part.body, part.bytes));
-        let artifacts = manifest.work.artifacts.iter().map(|artifact| (artifact.hash, artifact.bytes));
-        for (object, bytes) in bodies.chain(artifacts) {
-            held.needs(object)?;
-            if store.size(object)? != bytes {
-                return Err(wrong(&format!("object {object} has not the {bytes} bytes that it says")));
-            }
-        }
-        if parts.bytes() > limits::STATE_BYTES {
-            return Err(wrong(&"more engine state than may be"));
-        }
+        let parts = state(held, manifest.state, &wrong)?;
+        let artifacts = manifest.work.artifacts.iter();
+        artifacts.map(|artifact| (artifact.hash, artifact.bytes)).try_for_each(|object| sized(held, object, &wrong))?;
         manifest.names().objects.into_iter().try_for_each(|object| held.needs(object))?;
         images(held, &manifest, &mut checked_images).map_err(|error| wrong(&error))?;
         held.needs_tree(manifest.workspace.tree, &mut walked)?;

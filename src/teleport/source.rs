@@ -89,7 +89,19 @@ impl Session {
     /// # Errors
     /// A lost connection.
     pub async fn preview(&mut self, tree: Digest) -> Result<()> {
-        self.connection.wire().send(Message::Preview { tree }).await?;
+        self.written(Message::Preview { tree }).await
+    }
+
+    /// The same with the engine state of a list that was sent.
+    ///
+    /// # Errors
+    /// A lost connection.
+    pub async fn preview_state(&mut self, list: Digest) -> Result<()> {
+        self.written(Message::PreviewState { list }).await
+    }
+
+    async fn written(&mut self, preview: Message) -> Result<()> {
+        self.connection.wire().send(preview).await?;
         match self.connection.wire().answer().await? {
             Message::Previewed => Ok(()),
             other => Err(unexpected(&other)),
@@ -210,7 +222,8 @@ mod tests {
                 far.send(Message::Working).await.expect("sent");
             }
             let (missing, why) = (Vec::new(), String::new());
-            let accept = Accept { missing, takes_preview: true, takes_partial_history: true, kind: KIND, why };
+            let (takes_preview, takes_state_preview, takes_partial_history) = (true, true, true);
+            let accept = Accept { missing, takes_preview, takes_state_preview, takes_partial_history, kind: KIND, why };
             far.send(Message::Accept(accept)).await.expect("sent");
             std::future::pending::<()>().await;
         };

@@ -50,6 +50,9 @@ pub trait TargetHost {
     /// Writes the files of a tree, before the rest arrives. A failure only costs time later.
     async fn preview(&self, offer: &Offer, received: &Received, tree: Digest);
 
+    /// The same with a list of engine state. A later one replaces it.
+    async fn preview_state(&self, offer: &Offer, received: &Received, list: Digest);
+
     /// Verifies everything that arrived, and durably records the prepared kernel.
     async fn prepare(&self, source: HostId, offer: &Offer, received: &Received, description: Digest) -> Result<()>;
 
@@ -73,6 +76,7 @@ struct Session<'a> {
     receiving: Receiving,
     state: Target,
     has_preview: bool,
+    state_previews: u32,
     silence: Rc<Silence>,
     /// Keeps what arrives, and what the source refers to, until the record of the prepared kernel names it.
     guard: Option<GcGuard>,
@@ -150,12 +154,14 @@ async fn frames<'a>(
             (Frame::Message(Message::Preview { tree }), Some(session)) if !session.has_preview => {
                 session.has_preview = true;
                 let writing = host.preview(&session.offer, session.receiving.received()?, tree);
-                let writing = async {
-                    writing.await;
-                    Ok(())
-                };
-                reporting(wire, session.offer.report_ms, writing).await?;
-                wire.send(Message::Previewed).await?;
+                previewed(wire, session.offer.report_ms, writing).await?;
+            }
+            (Frame::Message(Message::PreviewState { list }), Some(session))
+                if session.state_previews < limits::HANDOVER_ROUNDS =>
+            {
+                session.state_previews += 1;
+                let writing = host.preview_state(&session.offer, session.receiving.received()?, list);
+                previewed(wire, session.offer.report_ms, writing).await?;
             }
             (Frame::Message(Message::Seal { description }), Some(session)) => {
                 seal(wire, host, source, session, description).await?;
@@ -212,12 +218,22 @@ async fn reporting<T>(wire: &mut Wire, report_ms: u64, step: impl Future<Output 
     }
 }
 
+/// Answers once what was previewed is written, or is known to be written later.
+async fn previewed(wire: &mut Wire, report_ms: u64, writing: impl Future<Output = ()>) -> Result<()> {
+    let writing = async {
+        writing.await;
+        Ok(())
+    };
+    reporting(wire, report_ms, writing).await?;
+    wire.send(Message::Previewed).await
+}
+
 async fn admit<'a>(host: &'a dyn TargetHost, source: HostId, offer: Offer) -> Result<(Session<'a>, Accept)> {
     let guard = Some(host.store().run(|store| Ok(store.guard())).await?);
     let Admission { accept, reuse, most_bytes, silence } = host.admit(source, &offer).await?;
     let receiving = Receiving::new(host.store().clone(), reuse, most_bytes);
-    let (state, has_preview) = (Target::Receiving, false);
-    Ok((Session { host, offer, receiving, state, has_preview, silence, guard }, accept))
+    let (state, has_preview, state_previews) = (Target::Receiving, false, 0);
+    Ok((Session { host, offer, receiving, state, has_preview, state_previews, silence, guard }, accept))
 }
 
 async fn seal(

@@ -29,7 +29,9 @@ impl TargetHost for Slow {
         self.goes_on.notified().await;
         self.sessions.set(self.sessions.get() + 1);
         let (missing, why) = (Vec::new(), String::new());
-        let accept = Accept { missing, takes_preview: true, takes_partial_history: true, kind: offer.kind, why };
+        let (takes_preview, takes_state_preview, takes_partial_history) = (true, true, true);
+        let accept =
+            Accept { missing, takes_preview, takes_state_preview, takes_partial_history, kind: offer.kind, why };
         Ok(Admission { accept, reuse: Reuse::All, most_bytes: 0, silence: Rc::default() })
     }
 
@@ -38,6 +40,8 @@ impl TargetHost for Slow {
     }
 
     async fn preview(&self, _offer: &Offer, _received: &Received, _tree: Digest) {}
+
+    async fn preview_state(&self, _offer: &Offer, _received: &Received, _list: Digest) {}
 
     async fn prepare(&self, _source: HostId, _offer: &Offer, _received: &Received, _at: Digest) -> Result<()> {
         Err(Error::internal("nothing arrives"))

@@ -82,6 +82,9 @@ pub struct Accept {
     /// Whether it writes files before the seal.
     #[serde(default)]
     pub takes_preview: bool,
+    /// Whether it writes engine state before the seal.
+    #[serde(default)]
+    pub takes_state_preview: bool,
     /// Whether it takes a history without some of its checkpoints.
     #[serde(default)]
     pub takes_partial_history: bool,
@@ -131,6 +134,10 @@ pub(super) enum Message {
     /// The files as they were while the kernel ran; all of the tree is sent.
     Preview {
         tree: Digest,
+    },
+    /// The engine state as it was while the kernel ran: a list, of which everything is sent.
+    PreviewState {
+        list: Digest,
     },
     Previewed,
     Seal {

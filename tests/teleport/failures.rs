@@ -59,12 +59,16 @@ fn hung_target_delays_no_other() {
     assert!(left.iter().any(|one| one["name"] == "hung" && one["state"] == "aborting"), "{left:?}");
 }
 
-/// Files that are written while the kernel runs only save time.
+/// Files and engine state that are written while the kernel runs only save time.
 #[test]
 fn move_succeeds_without_preview() {
     let (here, mut there) = pair(User::Own);
-    for fault in ["workspace.spare.make=eio", "workspace.spare.place=eio"] {
-        let name = if fault.contains("make") { "made" } else { "placed" };
+    for (name, fault) in [
+        ("made", "workspace.spare.make=eio"),
+        ("placed", "workspace.spare.place=eio"),
+        ("staged", "engine.state.revise.before_commit=eio"),
+        ("published", "kernel.engine.adopt=eio"),
+    ] {
         set_up(&here, name);
         with_fault(&mut there, fault);
         moved(&here, name, &there, &[]);
@@ -159,7 +163,8 @@ fn export_failure() {
 #[test]
 fn import_failure() {
     let faults = [
-        "engine.state.replace.before_commit=eio",
+        // Neither what was written ahead can be used, nor can it be written anew.
+        "kernel.engine.adopt=eio,engine.state.replace.before_commit=eio",
         "state.history.import.before_commit=enospc",
         "catalog.handover.put.before_commit=eio",
         // What a failed sync has lost is sent again.

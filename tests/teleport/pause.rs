@@ -87,14 +87,17 @@ fn long_pause_ends_move() {
     stayed(&here, &there, "a long pause");
 }
 
-/// The number after a word in the log line of a completed move.
-fn logged(host: &Host, word: &str) -> u64 {
+/// The number after a word in the last log line of that text.
+fn logged(host: &Host, text: &str, word: &str) -> u64 {
     let log = host.log();
-    let line = log.lines().rev().find(|line| line.contains("a kernel moved")).expect("it moved");
+    let line = log.lines().rev().find(|line| line.contains(text)).unwrap_or_else(|| panic!("no {text} in {log}"));
     let line: String = line.chars().filter(|c| !c.is_control()).collect();
     let rest = line.split_once(&format!("{word}=")).unwrap_or_else(|| panic!("no {word} in {line}")).1;
     rest.chars().take_while(char::is_ascii_digit).collect::<String>().parse().expect("a number")
 }
+
+/// The log line of a completed move.
+const MOVED: &str = "a kernel moved";
 
 #[test]
 fn writes_during_copy_precede_pause() {
@@ -111,11 +114,65 @@ fn writes_during_copy_precede_pause() {
         moving.join().expect("it moves")
     });
     assert!(report["sent_bytes"].as_u64() >= Some(13 * MIB as u64), "{report}");
-    assert_eq!(logged(&here, "rounds"), 2);
-    let rest = logged(&here, "rest_bytes");
+    assert_eq!(logged(&here, MOVED, "rounds"), 2);
+    let rest = logged(&here, MOVED, "rest_bytes");
     assert!(rest < MIB as u64, "{rest} bytes were left to the pause");
     let sizes = "import os; print(*(os.path.getsize(name) for name in ('first', 'second')))";
     assert_eq!(there.ok(&["exec", "demo", sizes]), format!("{} {}\n", 8 * MIB, 5 * MIB));
+}
+
+/// Moves the kernel, and runs code in it between what is copied ahead and the pause; returns what the code writes.
+/// `pass`: the sync of the source that follows the copy.
+fn moved_after(source: &mut Host, target: &Host, pass: u32, code: &str) -> (Output, String) {
+    let hold = source.path("hold");
+    std::fs::write(&hold, "").expect("written");
+    let reached = hold.with_extension("reached");
+    let _ = std::fs::remove_file(&reached);
+    source.env(fault::HOLD, hold.to_str().expect("a path"));
+    arm(source, &format!("handover.data.sync:{pass}=hold"));
+    let source = &*source;
+    std::thread::scope(|scope| {
+        let moving = scope.spawn(|| teleport(source, "demo", target, &[]));
+        until("all is copied", || reached.exists());
+        let said = source.ok(&["exec", "demo", code]);
+        std::fs::remove_file(&hold).expect("removed");
+        (moving.join().expect("it ends"), said)
+    })
+}
+
+/// In the pause only the engine state that changed since the copy is written; the kernel has that of its source.
+#[test]
+fn late_state_changes_arrive() {
+    const LATE: &str = "
+n += 1; changed = os.urandom(40_000 + n)
+del globals()[f'v{n - 1}']; globals()[f'v{n}'] = os.urandom(1_300_000)
+print(n, sorted((k, zlib.crc32(v)) for k, v in globals().items() if type(v) is bytes))
+";
+    let all = &LATE[LATE.find("print").expect("the last line")..];
+    let (mut here, mut there) = pair(User::Own);
+    here.ok(&["new", "demo", "--engine", "python"]);
+    here.ok(&["exec", "demo", "import os, zlib; kept = os.urandom(1_500_000); n, changed, v0 = 0, b'', b''"]);
+    // The second pass is that in the pause. A kill after it leaves a database that is complete, and no kernel's.
+    arm(&mut there, "engine.state.revise.after_commit:2=kill");
+    let (failed, said) = moved_after(&mut here, &there, 1, LATE);
+    assert!(!failed.status.success() && there.ends(), "{failed:?}");
+    arm(&mut there, "");
+    arm(&mut here, "");
+    one_is_left(&here, &there, "a killed target");
+    assert_eq!((is_live(&here, "demo"), here.ok(&["exec", "demo", all])), (true, said));
+    until("nothing is left", || left_over(&there).is_empty());
+    // A failure in the pause: all of the state is written anew.
+    arm(&mut there, "engine.state.revise.before_commit:2=eio");
+    let (moved, said) = moved_after(&mut here, &there, 1, LATE);
+    assert!(moved.status.success(), "{moved:?}: {}", there.log());
+    assert!(there.log().contains("engine state that was written ahead is not used"), "{}", there.log());
+    assert_eq!(there.ok(&["exec", "demo", all]), said);
+    // The first sync is that of the start, because of the record of the kernel that arrived.
+    let (moved, said) = moved_after(&mut there, &here, 2, LATE);
+    assert!(moved.status.success(), "{moved:?}: {}", here.log());
+    assert_eq!(here.ok(&["exec", "demo", all]), said);
+    let count = |word| logged(&here, "engine state is completed in the pause", word);
+    assert_eq!((count("written"), count("removed")), (3, 1), "{}", here.log());
 }
 
 #[test]

@@ -148,7 +148,7 @@ fn storage_failures() {
         "store.pack.write=enospc",
         "kernel.files.dir.create=enospc",
         "state.history.import.before_commit=eio",
-        "engine.state.replace.before_commit=enospc",
+        "kernel.engine.adopt=eio,engine.state.replace.before_commit=enospc",
         "state.history.begin.before_commit=eio",
         "catalog.handover.put.before_commit=enospc",
     ];

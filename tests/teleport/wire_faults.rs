@@ -27,8 +27,9 @@ const COPYING: [Frame; 12] = [
 ];
 
 /// Frames from the first written files to the end.
-const DECIDING: [Frame; 6] = [
+const DECIDING: [Frame; 7] = [
     ("there", "preview"),
+    ("there", "previewState"),
     ("back", "previewed"),
     ("there", "seal"),
     ("back", "prepared"),

@@ -158,6 +158,11 @@ pub(super) fn chunks(store: StoreHandle, parts: StateParts) -> impl Stream<Item 
     })
 }
 
+/// The writer of a checkpoint's state: no manifest records its version, and the engine that reads the state reports its own.
+pub(super) fn engine_info(engine: EngineName) -> EngineInfo {
+    EngineInfo { name: engine.name().into(), version: String::new(), format: STATE_FORMAT }
+}
+
 /// Writes the engine's state to `engine.db`, for the kernel's next worker.
 pub(crate) async fn load_engine(
     host: &Host,
@@ -170,8 +175,7 @@ pub(crate) async fn load_engine(
         return Ok(());
     }
     let state = host.drivers.of(isolation)?.engine_state(&host.home(id, None));
-    // No manifest records the version of the writer; the engine that reads the state reports its own.
-    let info = EngineInfo { name: engine.name().into(), version: String::new(), format: STATE_FORMAT };
+    let info = engine_info(engine);
     let loaded = host.store.run_beside(move |store| {
         let mut entries = parts.entries.into_iter().map(|part| {
             let body = store.get(part.body, limits::STATE_BYTES)?;

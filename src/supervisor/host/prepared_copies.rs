@@ -97,7 +97,7 @@ impl PreparedCopies {
     }
 
     /// A path for a new copy. It must be on the kernels' file system, so that the copy can be renamed into place.
-    fn place(&self, host: &Host, kernel: KernelId) -> Result<PathBuf> {
+    pub fn place(&self, host: &Host, kernel: KernelId) -> Result<PathBuf> {
         let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.folder);
         let own = host.catalog.kernel_files(kernel).dir;
         let kernels = own.parent().unwrap_or(&own);

@@ -13,6 +13,8 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use ryokan::core::checkpoint::{StatePart, StateParts};
+use ryokan::core::ids::Digest;
 use ryokan::core::info::KernelFilter;
 
 use super::*;
@@ -241,6 +243,48 @@ fn history_matches_its_description() {
     let left = described(true, 1);
     assert!(Peer::honest(&victim.host, &left).is_prepared(), "it is left behind");
     victim.check("one left behind");
+    victim.end();
+}
+
+/// The engine state of the arrived kernel is that of its last checkpoint, whatever was sent ahead of it.
+#[test]
+fn previewed_state_does_not_stay() {
+    let (here, scratch) = (source(), Host::start());
+    let transcript = Transcript::record(&here, &scratch);
+    let victim = Victim::new();
+    let body = |objects: &mut Objects| Digest::from_bytes(objects.add(b"planted".to_vec()));
+    let previewed = |bytes: u64, times: usize, body: &dyn Fn(&mut Objects) -> Digest| {
+        let mut changed = transcript.clone();
+        let body = body(&mut changed.objects);
+        let part = |key: &str| StatePart { key: key.into(), meta: serde_json::json!({}), body, bytes };
+        let list = StateParts { entries: vec![part("var/planted"), part("var/x")] }.encode().expect("a list");
+        let list = changed.objects.add(list);
+        changed.previews = vec![list; times];
+        changed
+    };
+    // A list that cannot be written ahead is none: its bodies are not here, or of another size.
+    for (what, changed) in
+        [("no body", previewed(7, 1, &|_| Digest::from_bytes([9; 32]))), ("another size", previewed(8, 1, &body))]
+    {
+        let peer = Peer::honest(&victim.host, &changed);
+        assert!(peer.is_prepared(), "{what}: {}", peer.last());
+        victim.check(what);
+    }
+    let most = ryokan::core::limits::HANDOVER_ROUNDS as usize;
+    let endless = previewed(7, most + 1, &body);
+    let peer = Peer::honest(&victim.host, &endless);
+    assert!(!peer.is_prepared() && peer.last().contains("out of order"), "{}", peer.last());
+    victim.check("previews without an end");
+    assert!(!victim.host.log().contains("in the pause"), "{}", victim.host.log());
+    let planted = previewed(7, most, &body);
+    let peer = Peer::honest(&victim.host, &planted);
+    assert!(peer.is_prepared(), "{}", peer.last());
+    assert!(victim.host.log().contains("in the pause"), "what was written ahead was used: {}", victim.host.log());
+    let said = peer::decide(&victim.host, &transcript.commit);
+    assert!(said.contains("\"live\""), "{said}");
+    let variables = victim.host.ok(&["vars", "demo"]);
+    assert!(!variables.contains("planted"), "{variables}");
+    assert_eq!(victim.host.ok(&["exec", "demo", VIEW]), "2 two deep\n");
     victim.end();
 }
 

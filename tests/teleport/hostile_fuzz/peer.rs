@@ -42,6 +42,8 @@ pub struct Transcript {
     /// The commit, as JSON.
     pub commit: Value,
     pub objects: Objects,
+    /// Lists of engine state that are previewed before the seal.
+    pub previews: Vec<Address>,
 }
 
 impl Transcript {
@@ -93,7 +95,7 @@ impl Transcript {
         let seal: Value = serde_json::from_slice(&named("seal")).unwrap();
         objects.root = *blake3::Hash::from_hex(seal["description"].as_str().unwrap()).unwrap().as_bytes();
         let commit = serde_json::from_slice(&named("commit")).unwrap();
-        Transcript { hello: named("hello"), offer: named("offer"), commit, objects }
+        Transcript { hello: named("hello"), offer: named("offer"), commit, objects, previews: Vec::new() }
     }
 }
 
@@ -370,6 +372,11 @@ impl<'a> Peer<'a> {
         }
         self.send(1, format!(r#"{{"message":"flush","objects":{count}}}"#).as_bytes())?;
         self.answer()?;
+        for list in &transcript.previews {
+            let list = blake3::Hash::from_bytes(*list).to_hex();
+            self.send(1, format!(r#"{{"message":"previewState","list":"{list}"}}"#).as_bytes())?;
+            self.answer()?;
+        }
         let root = blake3::Hash::from_bytes(objects.root).to_hex();
         self.send(1, format!(r#"{{"message":"seal","description":"{root}"}}"#).as_bytes())?;
         self.answer()?;

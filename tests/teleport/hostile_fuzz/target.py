@@ -38,7 +38,8 @@ def refuse(text="it takes nothing", reason="hostile"):
 
 
 def accept(**fields):
-    say("accept", **{"missing": [], "takes_preview": True, "kind": "checkpoint", "why": "", **fields})
+    takes = {"takes_preview": True, "takes_state_preview": True}
+    say("accept", **{"missing": [], **takes, "kind": "checkpoint", "why": "", **fields})
 
 
 def lie(bits):
@@ -139,7 +140,7 @@ while True:
             accept()
         elif message == "flush" and not is_now("flush"):
             say("flushed")
-        elif message == "preview" and not is_now("preview"):
+        elif message in ("preview", "previewState") and not is_now(message):
             say("previewed")
         elif message == "seal" and not is_now("seal"):
             refuse()

@@ -6,13 +6,14 @@ use super::*;
 use crate::teleport::seed::stayed;
 
 /// Steps, and the lies that only their answers can tell.
-const STEPS: [(&str, &[&str]); 8] = [
+const STEPS: [(&str, &[&str]); 9] = [
     ("hello", &[]),
     ("offer", &["other_kind", "suspend_kind", "no_kind", "many_missing", "long_reason", "refuses_epoch"]),
     ("question", &["short_bitmap", "long_bitmap", "all_held", "random_bitmap"]),
     ("chunks", &["short_bitmap", "long_bitmap", "all_held", "random_bitmap"]),
     ("flush", &["previewed"]),
     ("preview", &["flushed"]),
+    ("previewState", &["flushed"]),
     ("seal", &["flushed", "refuses_epoch"]),
     ("abort", &["prepared", "live"]),
 ];
@@ -161,6 +162,7 @@ fn hostile_targets_keep_nothing() {
         ("offer", 1, "prepared"),
         ("question", 1, "prepared"),
         ("preview", 1, "prepared"),
+        ("previewState", 1, "prepared"),
         ("offer", 1, "other_kind"),
         ("offer", 1, "suspend_kind"),
         ("seal", 1, "live"),

@@ -171,8 +171,9 @@ impl TargetSide {
         }
         has_room(self.host(), &manifest, bytes)?;
         holds_state(self.host(), &manifest, parts.bytes())?;
-        // The files, the history and the machine together.
-        let bytes = bytes.saturating_add(checkpoint::machine::installed_bytes(&manifest)).saturating_add(pages);
+        // The files, the engine's state, the history and the machine together.
+        let bytes = bytes.saturating_add(parts.bytes()).saturating_add(pages);
+        let bytes = bytes.saturating_add(checkpoint::machine::installed_bytes(&manifest));
         let free = self.host().free_bytes().unwrap_or(u64::MAX);
         if bytes > free {
             return Err(Host::full());
@@ -239,9 +240,10 @@ impl TargetSide {
     ) -> Result<Incoming> {
         let (host, Verified { mut seal, manifest, parts, manifests, audit, bytes }) = (self.host(), verified);
         let replaced = self.strip(&manifests).await?;
-        checkpoint::fill_from(host, files, manifest.workspace.tree, self.take_preview(offer.handover)).await?;
+        let (copy, state) = self.take_preview(offer.handover);
+        checkpoint::fill_from(host, files, manifest.workspace.tree, copy).await?;
         steps.ended("files");
-        checkpoint::load_engine(host, files, seal.spec.isolation, manifest.engine, parts).await?;
+        checkpoint::load_engine_from(host, files, (seal.spec.isolation, manifest.engine), parts, state).await?;
         steps.ended("engine state");
         if manifest.machine.is_some() {
             checkpoint::machine::install(host, files, &seal.spec, &manifest).await?;
@@ -483,7 +485,8 @@ impl TargetHost for TargetSide {
         let holder = Holder { silence: Rc::clone(&silence), most: bounds.silence };
         let begun = handovers.room.begin(offer.handover, offer.bytes, free, holder);
         let most_bytes = begun.inspect_err(|_| handovers.sessions.end(offer.handover))?;
-        let accept = Accept { missing, takes_preview: true, takes_partial_history: true, kind, why };
+        let (takes_preview, takes_state_preview, takes_partial_history) = (true, true, true);
+        let accept = Accept { missing, takes_preview, takes_state_preview, takes_partial_history, kind, why };
         Ok(Admission { accept, reuse, most_bytes, silence })
     }
 
@@ -555,11 +558,15 @@ impl TargetHost for TargetSide {
     }
 
     async fn preview(&self, offer: &Offer, received: &Received, tree: Digest) {
-        self.write_preview(offer, received, tree).await;
+        self.write_files(offer, received, tree).await;
+    }
+
+    async fn preview_state(&self, offer: &Offer, received: &Received, list: Digest) {
+        self.write_state(offer, received, list).await;
     }
 
     fn end_session(&self, handover: HandoverId, stored: u64) {
-        self.drop_preview(handover);
+        drop(self.preview.take());
         self.supervisor.registry().handovers.room.end(handover, stored);
         self.supervisor.registry().handovers.sessions.end(handover);
     }

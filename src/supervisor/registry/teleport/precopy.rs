@@ -27,18 +27,22 @@ impl Move {
     /// Those of a checkpoint, of the connection and of the target.
     pub(super) async fn copy_rounds(&self, session: &mut Session, accept: &Accept) -> Result<u32> {
         let phase = if accept.why.is_empty() { COPYING } else { COPYING_STATE };
-        let mut rounds = Rounds::begin(accept.kind);
+        let (mut rounds, mut previewed) = (Rounds::begin(accept.kind), None);
         loop {
             let (begun, before) = (Instant::now(), session.sent.sent_bytes);
             let snapshot = KindRequest::Only(accept.kind);
             let taking = CheckpointRequest { snapshot, ..CheckpointRequest::new(CheckpointType::Auto, "teleport") };
             let taken = checkpoint::take(&self.host, &self.kernel, taking, self.actor.clone()).await?;
             self.copy(session, phase).await.map(drop)?;
+            let manifest = self.host.store.get(taken.manifest, limits::MANIFEST_BYTES as u64).await?;
+            let manifest = Manifest::decode(&manifest).map_err(|error| Error::corrupt(error.to_string()))?;
             // Later rounds change few of the files.
             if accept.takes_preview && rounds.count == 0 {
-                let manifest = self.host.store.get(taken.manifest, limits::MANIFEST_BYTES as u64).await?;
-                let manifest = Manifest::decode(&manifest).map_err(|error| Error::corrupt(error.to_string()))?;
                 session.preview(manifest.workspace.tree).await?;
+            }
+            if accept.takes_state_preview && previewed != Some(manifest.state) {
+                session.preview_state(manifest.state).await?;
+                previewed = Some(manifest.state);
             }
             if !rounds.ended(session.sent.sent_bytes - before, begun.elapsed()) {
                 break;

@@ -42,7 +42,7 @@ struct Part {
     planned: u64,
     /// Those that have arrived.
     arrived: u64,
-    /// Bytes of files that are written already.
+    /// Bytes of files and engine state that are written already.
     written: u64,
 }
 
@@ -199,7 +199,7 @@ impl Room {
         self.prepared.borrow_mut().insert(id, (0, bytes));
     }
 
-    /// Files of a session were written ahead.
+    /// Bytes of files and engine state of a session that were written ahead.
     pub(super) fn wrote(&self, id: HandoverId, bytes: u64) {
         if let Some(part) = self.sessions.borrow_mut().get_mut(&id) {
             part.written = bytes;
