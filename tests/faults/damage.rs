@@ -149,7 +149,7 @@ fn damaged_engine_db_reported() {
             let (shell, _) = client.open_kernel("bad").await.expect("the kernel is known");
             let error = shell.start().await.expect_err("its state cannot be loaded");
             assert_eq!(error.code, ErrorCode::Corrupt, "{error:?}\n{}", host.log());
-            assert!(error.message.contains("engine.db"), "{error:?}");
+            assert!(error.message.contains("the engine's state is damaged"), "{error:?}");
             let (good, _) = client.open_kernel("good").await.expect("there");
             assert_eq!(out(&good, "echo $x").await, "good");
             let result = shell.run(&ExecRequest::code("echo no")).await;

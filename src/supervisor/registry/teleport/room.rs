@@ -408,6 +408,7 @@ mod tests {
         };
         let (ended, ()) = tokio::join!(waits, others);
         assert_eq!(ended.map_err(|error| error.reason), Err("silent".into()));
+        holder.silence.broken();
         assert!(room.take(id(1), GIB, || 9 * GIB).is_err(), "another one has it");
     }
 }
