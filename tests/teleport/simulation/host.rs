@@ -113,6 +113,8 @@ pub struct Host {
     pub serving: BTreeMap<u32, Serving>,
     /// Kernels that are open for use.
     pub open: BTreeSet<Kernel>,
+    /// Kernels whose records this daemon could not read when it started.
+    pub unreadable: BTreeSet<Kernel>,
     /// Kernels without admission of work.
     pub frozen: BTreeSet<Kernel>,
     pub kernels: BTreeMap<Kernel, Running>,
@@ -135,6 +137,7 @@ impl Host {
             moves: BTreeMap::new(),
             serving: BTreeMap::new(),
             open: BTreeSet::new(),
+            unreadable: BTreeSet::new(),
             frozen: BTreeSet::new(),
             kernels: BTreeMap::new(),
             workers: Workers::new(0),
@@ -224,7 +227,10 @@ impl Host {
     pub fn start(&mut self, now_ms: u64) {
         self.is_up = true;
         let rows = self.disk.catalog().rows.clone();
-        if !rows.is_empty() && self.mistake != Mistake::StartAdoptsBeforeSync {
+        let awaits_rename = |(handover, row): (&Handover, &Row)| {
+            matches!(row, Row::In { live: true, .. }) && self.disk.names().contains(&Name::Received(*handover))
+        };
+        if rows.iter().any(awaits_rename) && self.mistake != Mistake::StartAdoptsBeforeSync {
             // An activation that is not durable yet must not lose its directory to the next start.
             self.sync(None, true, Io { syncs: true, writes: true });
         }
@@ -243,10 +249,13 @@ impl Host {
                 self.disk.remove(name);
             }
         }
-        self.open = kernels.keys().copied().collect();
+        self.open = kernels.keys().filter(|kernel| !self.unreadable.contains(kernel)).copied().collect();
+        for kernel in self.unreadable.clone() {
+            self.end_worker(kernel);
+        }
         self.restart_group();
         self.restart_moves();
-        for kernel in kernels.into_keys() {
+        for kernel in kernels.into_keys().filter(|kernel| self.open.contains(kernel)).collect::<Vec<_>>() {
             self.restart_kernel(kernel);
         }
         self.adopt_workers(now_ms);

@@ -11,7 +11,8 @@
 //! ```
 //!
 //! Faults: ends of a daemon between any two small steps, losses of power, failed syncs that lose what was not durable, full
-//! disks, clocks that jump, lost, repeated, late and changed messages, partitions, and replays of moves of an old epoch.
+//! disks, records that a start cannot read, clocks that jump, lost, repeated, late and changed messages, partitions, and
+//! replays of moves of an old epoch.
 //! After every step each [`Rule`] holds; once faults end, everything comes to an end. Each [`Mistake`] breaks a driver and
 //! must be found.
 //!
@@ -61,6 +62,8 @@ mistakes! {
     RecordIsNotSynced,
     /// A restarted source takes a departed kernel for its own.
     SourceForgets,
+    /// A restarted source that cannot read the kernel's record aborts the move.
+    DamageAborts,
     /// Any departure of a kernel counts as that of each of its handovers.
     AnyDepartureCommits,
     /// Code runs while the last state is sent.
@@ -128,7 +131,7 @@ mistakes! {
 }
 
 /// Each mistake, the rule that it breaks first, and a seed that finds it.
-const MISTAKES: [(Mistake, Rule, u64); 37] = [
+const MISTAKES: [(Mistake, Rule, u64); 38] = [
     (Mistake::CommitBeforeSync, Rule::OneLiveCopy, 2),
     (Mistake::SyncIsRepeated, Rule::OneLiveCopy, 2),
     (Mistake::RecordIsNotSynced, Rule::Ends, 6),
@@ -137,6 +140,7 @@ const MISTAKES: [(Mistake, Rule, u64); 37] = [
     (Mistake::OldEpochIsTaken, Rule::OneLiveCopy, 55),
     (Mistake::CleanupBeforeSync, Rule::NoLostWork, 526),
     (Mistake::SourceForgets, Rule::NoLostWork, 12),
+    (Mistake::DamageAborts, Rule::NoLostWork, 1),
     (Mistake::SealWithoutFreeze, Rule::NoLostWork, 1),
     (Mistake::CopyOutlivesConnection, Rule::NoLostWork, 2),
     (Mistake::PreparedBeforeRecord, Rule::NoLostWork, 2),

@@ -95,7 +95,13 @@ impl Host {
     pub(super) fn restart_moves(&mut self) {
         for (handover, row) in self.disk.catalog().rows.clone() {
             let Row::Out { kernel, to, epoch } = row else { continue };
-            let departed = self.has_departed(kernel, handover) && self.mistake != Mistake::SourceForgets;
+            let is_unreadable = self.unreadable.contains(&kernel);
+            if is_unreadable && self.mistake != Mistake::DamageAborts {
+                // Nothing is decided before a start that can read the record.
+                continue;
+            }
+            let departed =
+                !is_unreadable && self.has_departed(kernel, handover) && self.mistake != Mistake::SourceForgets;
             let (machine, actions) = Source::restarted(departed);
             let mut to_do: VecDeque<Out> = actions.into_iter().flat_map(|action| steps(action, self.mistake)).collect();
             if departed {
