@@ -1,11 +1,17 @@
-//! Kernels of the other engines, which move while a process in them writes and a step fails; and a suspended one.
+//! Kernels of all engines, which move while a process in them writes and a step fails; and a suspended one.
 
 use super::failures::with_fault;
 use super::*;
 use crate::support::until;
 
 /// An engine, code that sets its state, and code that shows it.
-const ENGINES: [(&str, &str, &str); 2] = [
+const ENGINES: [(&str, &str, &str); 4] = [
+    ("kaish", "x=7; echo one > f", "echo f$x; cat f"),
+    (
+        "python",
+        "x = 7\ndef f(): return f'f{x}'\nwith open('f', 'w') as file: print('one', file=file)",
+        "print(f()); print(open('f').read(), end='')",
+    ),
     ("bash", "x=7; f() { echo f$x; }; echo one > f", "f; cat f"),
     (
         "node",

@@ -467,8 +467,7 @@ pub(crate) async fn make(
         if !head.blobs.contains(&excerpt) {
             return Err(Error::corrupt("the file lacks its excerpt of the audit log"));
         }
-        let found = check_excerpt(supervisor.host(), excerpt, head.host, head.kernel).await?;
-        let _ = write!(outcome, "; {}", found.text);
+        check_excerpt(supervisor.host(), excerpt, head.host, head.kernel).await?;
     }
     for (what, resources) in [("granted", &granted), ("withheld", &withheld)] {
         let _ = write!(outcome, "; {what} {}", listed(resources));
@@ -477,7 +476,7 @@ pub(crate) async fn make(
         mark: format!("imported {} of host {}", head.name, head.host),
         action: "kernel.import",
         outcome,
-        detail: serde_json::json!({ "imported": head.kernel, "name": head.name, "host": head.host, "file": digest, "signer": signer, "epoch": head.epoch }),
+        detail: serde_json::json!({ "imported": head.kernel, "name": head.name, "host": head.host, "file": digest, "signer": signer, "epoch": head.epoch, "audit_excerpt": head.audit }),
     };
     let seed = KernelSource {
         manifest,
