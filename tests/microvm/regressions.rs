@@ -25,7 +25,7 @@ fn end(pid: u32) {
 /// Another pool counted dead machines as idle, and handed them out.
 #[test]
 fn dead_parked_machine_is_not_granted() {
-    let host = Machines::configured(User::Own, POOL);
+    let mut host = Machines::configured(User::Own, POOL);
     let dead = host.warm_up();
     let destroyed = host.pool("total_destroyed");
     end(dead);
@@ -39,6 +39,12 @@ fn dead_parked_machine_is_not_granted() {
     // Its end is noticed without a request, too.
     end(next);
     until("the daemon's notice", || host.pool("idle") == 0 || !host.parked().is_empty());
+    // Another pool was closed twice: here a second signal arrives while the first one ends its machines.
+    host.await_restored();
+    host.signal(Signal::SIGTERM);
+    host.signal(Signal::SIGTERM);
+    assert!(host.wait().success(), "{}", host.log());
+    until("the end of every machine", || host.all().is_empty());
 }
 
 /// Another pool asked only whether a machine's process was there: one that hung was handed out.
