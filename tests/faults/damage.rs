@@ -160,7 +160,7 @@ fn damaged_engine_db_reported() {
                 ),
                 Ok(running) => {
                     let end = running.result().await.expect("an end").end;
-                    assert!(end.code != 0 && end.err.contains("engine.db"), "{end:?}");
+                    assert!(end.code != 0 && end.err.contains("the engine's state is damaged"), "{end:?}");
                 }
             }
             assert_eq!(run(&good, "echo still").await.stdout, b"still\n");

@@ -281,6 +281,27 @@ fn full_disk_allows_deletion() {
     remove_all(&host);
 }
 
+/// What only memory holds is not ended by an idle time.
+#[test]
+fn full_disk_keeps_idle_kernel() {
+    if !nix::unistd::geteuid().is_root() {
+        return;
+    }
+    let (host, disk, _) = small(User::Own);
+    host.ok(&["new", "k", "--engine", "python", "--idle-timeout", "1s"]);
+    host.ok(&["exec", "k", "import os"]);
+    disk.fill();
+    let said = host.cli(&["exec", "k", "x = os.urandom(4 << 20)"]);
+    assert!(String::from_utf8_lossy(&said.stderr).contains("lost if the kernel stops"), "{said:?}");
+    std::thread::sleep(Duration::from_secs(4));
+    assert_eq!(host.ok(&["exec", "k", "print(len(x))"]), format!("{}\n", 4 << 20));
+    // With room again, it is saved and stopped.
+    disk.free();
+    host.ok(&["exec", "k", "y = 1"]);
+    until("its idle stop", || host.ok(&["show", "k", "--json"]).contains("\"state\": \"stopped\""));
+    assert_eq!(host.ok(&["exec", "k", "print(len(x))"]), format!("{}\n", 4 << 20));
+}
+
 /// A restore and its undo that need little room take the reserve.
 #[test]
 fn full_disk_allows_small_undo() {

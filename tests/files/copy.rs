@@ -111,6 +111,7 @@ fn streams_and_conflicts() {
     nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).expect("made");
     for (args, status, words) in [
         (vec!["cp", "k:d/f", text(&pipe)], 4, "not_a_file"),
+        (vec!["cp", text(&pipe), "k:d"], 4, "not_a_file"),
         (vec!["cp", "k:none", "x"], 3, "not_found"),
         (vec!["cp", "k:d", "-"], 4, "is_directory"),
         (vec!["cp", text(&folder), "k:d/f"], 4, "not_directory"),

@@ -15,7 +15,7 @@ fn missing_image_is_unsupported() {
     let output = host.cli(&["new", "lab", "--isolation", "microvm"]);
     assert_eq!(output.status.code(), Some(5), "{output:?}");
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(said.contains("no image") && said.contains("scripts/build-image"), "{said}");
+    assert!(said.contains("no image") && said.contains("ryokan images build"), "{said}");
 }
 
 #[test]

@@ -6,7 +6,7 @@ use crate::support::until;
 
 /// An engine, code that sets its state, and code that shows it.
 const ENGINES: [(&str, &str, &str); 4] = [
-    ("kaish", "x=7; echo one > f", "echo f$x; cat f"),
+    ("kaish", "x=7; echo one > f", "echo \"f$x\"; cat f"),
     (
         "python",
         "x = 7\ndef f(): return f'f{x}'\nwith open('f', 'w') as file: print('one', file=file)",

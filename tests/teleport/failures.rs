@@ -46,8 +46,8 @@ fn hung_target_delays_no_other() {
     command.args(["--no-autostart", "teleport", "hung", "--to", "exec:sleep 600"]);
     let mut waiting = command.spawn().unwrap();
     until("the move begins", || !handovers(&here).is_empty());
-    // Its abort waits for a target that is connected to and never answers. The first sync is that of the start.
-    with_fault(&mut here, "handover.data.sync:3=eio");
+    // Its abort waits for a target that is connected to and never answers.
+    with_fault(&mut here, "handover.data.sync:2=eio");
     let _ = waiting.wait();
     let report = moved(&here, "demo", &there, &[]);
     let begun = Instant::now();

@@ -20,6 +20,7 @@ use nix::sys::stat::{FileStat, Mode, fstatat};
 use super::{Copied, below, is_directory, look, warn};
 use crate::cli::context::Context;
 use crate::cli::failure::Failure;
+use crate::core::error::Error;
 use crate::core::files::{FILE_MODE_BITS, FileAttributes, FileError};
 use crate::core::limits;
 use crate::rpc::client::{FileUpload, FilesClient};
@@ -82,8 +83,9 @@ pub(super) async fn path(
     // The user chose the path; links in it are followed.
     let metadata = std::fs::metadata(from).map_err(failed)?;
     if !metadata.is_dir() && !metadata.is_file() {
-        skip(context, from);
-        return Ok(());
+        let error = Error::conflict(format!("{} is a device, a pipe or a socket", from.display()));
+        let hint = format!("to copy what it gives: ryokan cp - KERNEL:FILE < {}", from.display());
+        return Err(error.reason("not_a_file").hint(hint).into());
     }
     let opened = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(from).map_err(failed)?;
     let metadata = opened.metadata().map_err(failed)?;

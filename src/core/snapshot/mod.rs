@@ -211,7 +211,7 @@ pub enum KindError {
         most: u64,
     },
     /// The memory of a kernel of this isolation stays on its host.
-    #[error("memory of a kernel of isolation {} stays on its host: kind teleport holds memory, processor and disk", .0.name())]
+    #[error("the memory of a kernel of isolation {} stays on its host: only that of a virtual machine can move", .0.name())]
     MemoryStays(Isolation),
     /// A suspended kernel is no file.
     #[error("kind suspend keeps a kernel's memory on this host, and is no checkpoint")]

@@ -15,7 +15,7 @@ use crate::core::limits;
 use crate::link::bootstrap::BUILD;
 
 /// How an image is made.
-const HINT: &str = "run scripts/build-image of the same version as ryokand";
+const HINT: &str = "build one of this version: ryokan images build";
 /// The format that this build reads.
 const FORMAT: u32 = 1;
 /// The files of an image.

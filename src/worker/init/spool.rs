@@ -67,11 +67,7 @@ impl Spool {
     pub fn into_entries(self) -> Result<impl Iterator<Item = Result<Entry, CatalogError>>, CatalogError> {
         let Spool { file, folder, open, entries, .. } = self;
         let failed = move |error: io::Error| {
-            CatalogError::File(crate::sys::fs::FsError {
-                op: "read spooled state",
-                path: folder.clone(),
-                source: error,
-            })
+            CatalogError::File(crate::sys::fs::FsError { op: "read", path: folder.clone(), source: error })
         };
         if open.is_some() {
             return Err(failed(io::Error::from(io::ErrorKind::UnexpectedEof)));

@@ -479,7 +479,8 @@ impl Task {
         }
         if self.timers.idle_at.is_some_and(|at| at <= now) {
             self.timers.idle_at = None;
-            if self.is_in_use() {
+            // A stop saves state, and a full disk may have no room for it.
+            if self.is_in_use() || self.host.disk_is_full() {
                 self.arm_idle();
             } else {
                 self.worker.is_stop_forced = false;
