@@ -61,10 +61,7 @@ fn export_import_keeps_checkpoints() {
             // And with the lines of the other host's audit log.
             let events = there.ok(&["events", engine, "--json"]);
             let excerpt = events.split_once("\"audit_excerpt\":\"").expect("an excerpt").1;
-            assert!(
-                there.ok(&["blob", "get", engine, &excerpt[..64]]).contains("\"lines\":[{"),
-                "{user:?}: {events}"
-            );
+            assert!(there.ok(&["blob", "get", engine, &excerpt[..64]]).contains("\"lines\":[{"), "{user:?}: {events}");
             let reported = show(&there, engine);
             assert_eq!(reported["limits"]["memory_bytes"], 300 << 20, "{user:?}: {reported}");
             assert_eq!(reported["origin"]["kind"], "restored", "{user:?}: {reported}");

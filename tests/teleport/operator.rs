@@ -88,28 +88,40 @@ fn commit_is_not_cancelled() {
     refuses(&["teleport", "--resolve", &id, "--live", "--yes"], "a move away from here");
     refuses(&["rm", "demo", "--yes"], "has not acknowledged");
     assert_eq!((is_live(&here, "demo"), resolved(&here)), (false, Vec::new()));
-    // A start that cannot read the departure decides nothing: an abort would delete the only copy.
-    let state = workspace(&here, "demo").with_file_name("state.db");
-    here.kill();
-    std::fs::rename(&state, state.with_extension("away")).expect("moved away");
     std::fs::remove_file(&closed).expect("removed");
-    here.launch();
-    let waits = || handovers(&here).first().map(|one| (one["state"].clone(), one["problem"].clone()));
-    until("an attempt", || waits().is_some_and(|(_, problem)| problem.as_str().is_some_and(|why| !why.is_empty())));
-    let (state_now, problem) = waits().expect("a move");
-    assert!(
-        state_now == "undecided" && problem.as_str().is_some_and(|why| why.contains("cannot be read")),
-        "{problem}"
-    );
-    let kept = here.cli(&["rm", "demo", "--yes"]);
-    assert!(String::from_utf8_lossy(&kept.stderr).contains("cannot be read from its records"), "{kept:?}");
+    // Looking for it wakes the repetition.
+    until("the commit arrives", || {
+        here.cli(&["teleport", "demo", "--abort"]);
+        handovers(&here).is_empty() && is_live(&there, "demo")
+    });
+    let late = here.cli(&["teleport", "demo", "--abort"]);
+    assert_eq!(late.status.code(), Some(4), "{late:?}");
+    assert_eq!(there.ok(&["exec", "demo", VIEW]), "2 two deep\n");
+}
+
+/// A start that cannot read the departure decides nothing: an abort would delete the only copy.
+#[test]
+fn unreadable_departure_waits() {
+    let (mut here, there) = pair(User::Own);
+    set_up(&here, "demo");
+    let state = workspace(&here, "demo").with_file_name("state.db");
+    with_fault(&mut here, "handover.data.sync:2=kill");
+    assert!(!teleport(&here, "demo", &there, &[]).status.success() && here.ends());
+    here.env(ryokan::sys::fault::VARIABLE, "");
+    std::fs::rename(&state, state.with_extension("away")).expect("moved away");
+    here.restart();
+    let problem = || handovers(&here)[0]["problem"].as_str().is_some_and(|why| why.contains("cannot be read"));
+    until("an attempt", problem);
+    assert_eq!(handovers(&here)[0]["state"], "undecided");
+    for args in [&["rm", "demo", "--yes"][..], &["teleport", "demo", "--abort"]] {
+        let refused = here.cli(args);
+        assert!(String::from_utf8_lossy(&refused.stderr).contains("cannot be read from its records"), "{refused:?}");
+    }
     assert_eq!(handovers(&there)[0]["state"], "prepared");
     here.kill();
     std::fs::rename(state.with_extension("away"), &state).expect("moved back");
     here.launch();
     until("the commit arrives", || handovers(&here).is_empty() && is_live(&there, "demo"));
-    let late = here.cli(&["teleport", "demo", "--abort"]);
-    assert_eq!(late.status.code(), Some(4), "{late:?}");
     assert_eq!(there.ok(&["exec", "demo", VIEW]), "2 two deep\n");
 }
 

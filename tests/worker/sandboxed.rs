@@ -293,7 +293,7 @@ fn launch_reports_damaged_state() {
         std::fs::write(kernel.dir().join("engine.db"), vec![1; 8192]).unwrap();
         let error = kernel.launch().await.map(drop).unwrap_err();
         assert_eq!(error.code, ErrorCode::Corrupt, "{error}");
-        assert!(error.message.contains("engine.db"), "{error}");
+        assert!(error.message.contains("the engine's state is damaged"), "{error}");
     });
 }
 

@@ -5,7 +5,6 @@ use super::{Outgoing, memory, read};
 use crate::catalog::StateHandle;
 use crate::core::error::{Error, Result};
 use crate::core::handover::{Allowed, Left, Missing, Side};
-use crate::core::info::Job;
 use crate::core::snapshot::{Choice, KindRequest, PortableKind};
 use crate::teleport::source::Session;
 use crate::teleport::{Accept, Offer};
@@ -31,11 +30,10 @@ impl Move {
             .map(|given| Left::new(Missing::Mounts, format!("mount {} of {}", given.mount.path, given.mount.source)));
         let servers = mcp.iter().map(|(name, _)| Left::new(Missing::Mcp, format!("MCP server {name}")));
         let jobs = self.kernel.background_work();
-        let named = |job: &Job| match job.id.starts_with("process ") {
-            true => format!("{}: {}", job.id, job.command),
-            false => format!("job {}: {}", job.id, job.command),
-        };
-        let jobs = jobs.iter().map(|job| Left::new(Missing::Processes, named(job)));
+        let jobs = jobs.iter().map(|job| {
+            let kind = if job.id.starts_with("process ") { "" } else { "job " };
+            Left::new(Missing::Processes, format!("{kind}{}: {}", job.id, job.command))
+        });
         let own = self.kernel.spec_now();
         let spec = self.options.spec_there(own.clone());
         // A virtual machine has none, the kernel's own neither.
