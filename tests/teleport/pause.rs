@@ -122,14 +122,14 @@ fn writes_during_copy_precede_pause() {
 }
 
 /// Moves the kernel, and runs code in it between what is copied ahead and the pause; returns what the code writes.
-/// `pass`: the sync of the source that follows the copy.
-fn moved_after(source: &mut Host, target: &Host, pass: u32, code: &str) -> (Output, String) {
+/// The source's first sync follows the copy.
+fn moved_after(source: &mut Host, target: &Host, code: &str) -> (Output, String) {
     let hold = source.path("hold");
     std::fs::write(&hold, "").expect("written");
     let reached = hold.with_extension("reached");
     let _ = std::fs::remove_file(&reached);
     source.env(fault::HOLD, hold.to_str().expect("a path"));
-    arm(source, &format!("handover.data.sync:{pass}=hold"));
+    arm(source, "handover.data.sync=hold");
     let source = &*source;
     std::thread::scope(|scope| {
         let moving = scope.spawn(|| teleport(source, "demo", target, &[]));
@@ -154,7 +154,7 @@ print(n, sorted((k, zlib.crc32(v)) for k, v in globals().items() if type(v) is b
     here.ok(&["exec", "demo", "import os, zlib; kept = os.urandom(1_500_000); n, changed, v0 = 0, b'', b''"]);
     // The second pass is that in the pause. A kill after it leaves a database that is complete, and no kernel's.
     arm(&mut there, "engine.state.revise.after_commit:2=kill");
-    let (failed, said) = moved_after(&mut here, &there, 1, LATE);
+    let (failed, said) = moved_after(&mut here, &there, LATE);
     assert!(!failed.status.success() && there.ends(), "{failed:?}");
     arm(&mut there, "");
     arm(&mut here, "");
@@ -163,11 +163,11 @@ print(n, sorted((k, zlib.crc32(v)) for k, v in globals().items() if type(v) is b
     until("nothing is left", || left_over(&there).is_empty());
     // A failure in the pause: all of the state is written anew.
     arm(&mut there, "engine.state.revise.before_commit:2=eio");
-    let (moved, said) = moved_after(&mut here, &there, 1, LATE);
+    let (moved, said) = moved_after(&mut here, &there, LATE);
     assert!(moved.status.success(), "{moved:?}: {}", there.log());
     assert!(there.log().contains("engine state that was written ahead is not used"), "{}", there.log());
     assert_eq!(there.ok(&["exec", "demo", all]), said);
-    let (moved, said) = moved_after(&mut there, &here, 1, LATE);
+    let (moved, said) = moved_after(&mut there, &here, LATE);
     assert!(moved.status.success(), "{moved:?}: {}", here.log());
     assert_eq!(here.ok(&["exec", "demo", all]), said);
     let count = |word| logged(&here, "engine state is completed in the pause", word);
