@@ -140,7 +140,7 @@ const MISTAKES: [(Mistake, Rule, u64); 38] = [
     (Mistake::OldEpochIsTaken, Rule::OneLiveCopy, 55),
     (Mistake::CleanupBeforeSync, Rule::NoLostWork, 526),
     (Mistake::SourceForgets, Rule::NoLostWork, 12),
-    (Mistake::DamageAborts, Rule::NoLostWork, 1),
+    (Mistake::DamageAborts, Rule::NoLostWork, 798),
     (Mistake::SealWithoutFreeze, Rule::NoLostWork, 1),
     (Mistake::CopyOutlivesConnection, Rule::NoLostWork, 2),
     (Mistake::PreparedBeforeRecord, Rule::NoLostWork, 2),
