@@ -125,6 +125,26 @@ fn unreadable_departure_waits() {
     assert_eq!(there.ok(&["exec", "demo", VIEW]), "2 two deep\n");
 }
 
+#[test]
+fn damaged_prepared_record_is_discarded() {
+    let (mut here, mut there) = pair(User::Own);
+    let id = source_dies(&mut here, &there, "state.transition.commit.before_commit=kill");
+    there.kill();
+    let catalog = rusqlite::Connection::open(there.data().join("catalog.db")).expect("opened");
+    let changed = catalog.execute("UPDATE handovers SET record = '{' WHERE lower(hex(id)) = ?", [&id]);
+    assert_eq!(changed.expect("changed"), 1);
+    drop(catalog);
+    there.launch();
+    assert_eq!(handovers(&there)[0]["state"], "damaged");
+    there.ok(&["teleport", "--resolve", &id, "--discard", "--yes"]);
+    assert_eq!(handovers(&there), Vec::<Value>::new());
+    there.restart();
+    assert_eq!(left_over(&there), Vec::<String>::new());
+    here.restart();
+    until("the abort is acknowledged", || handovers(&here).is_empty());
+    assert_eq!(here.ok(&["exec", "demo", VIEW]), "2 two deep\n");
+}
+
 /// The target of a committed move is gone for good: the decision is given up, and the kernel can be removed.
 #[test]
 fn outgoing_commit_is_given_up() {

@@ -75,12 +75,19 @@ impl Access {
     /// # Errors
     /// `notFound`, also for a kernel that is not served.
     pub async fn kernel(&self, name: &str) -> Result<(KernelClient, KernelInfo)> {
-        let (kernel, info) = self.host().await?.open_kernel(name).await?;
+        let not_served = || {
+            Error::new(ErrorCode::NotFound, format!("kernel {name} is not one that this server serves"))
+                .reason("not_served")
+                .hint("list_kernels shows those that it serves")
+        };
+        let (kernel, info) = match self.host().await?.open_kernel(name).await {
+            // The daemon's hint may name other kernels.
+            Err(error) if error.code == ErrorCode::NotFound && self.is_restricted() => return Err(not_served()),
+            opened => opened?,
+        };
         // The list also finds forks of forks.
         if !self.serves(&info) && !self.list().await?.iter().any(|served| served.id == info.id) {
-            return Err(Error::new(ErrorCode::NotFound, format!("kernel {name} is not one that this server serves"))
-                .reason("not_served")
-                .hint("list_kernels shows those that it serves"));
+            return Err(not_served());
         }
         match self.rights == Rights::ALL {
             true => Ok((kernel, info)),

@@ -24,7 +24,7 @@ use crate::supervisor::host::Host;
 /// Engine state in a folder of its own.
 pub(crate) struct StagedState(Option<Arc<Folder>>);
 
-/// Removed with its last user: a write may be under way when nobody waits for it any more.
+/// Removed with its last user: a write that was abandoned may still be under way.
 struct Folder(PathBuf);
 
 impl Drop for Folder {

@@ -227,7 +227,10 @@ impl Host {
     pub fn start(&mut self, now_ms: u64) {
         self.is_up = true;
         let rows = self.disk.catalog().rows.clone();
-        if !rows.is_empty() && self.mistake != Mistake::StartAdoptsBeforeSync {
+        let awaits_rename = |(handover, row): (&Handover, &Row)| {
+            matches!(row, Row::In { live: true, .. }) && self.disk.names().contains(&Name::Received(*handover))
+        };
+        if rows.iter().any(awaits_rename) && self.mistake != Mistake::StartAdoptsBeforeSync {
             // An activation that is not durable yet must not lose its directory to the next start.
             self.sync(None, true, Io { syncs: true, writes: true });
         }

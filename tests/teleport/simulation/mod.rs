@@ -146,7 +146,7 @@ const MISTAKES: [(Mistake, Rule, u64); 38] = [
     (Mistake::PreparedBeforeRecord, Rule::NoLostWork, 2),
     (Mistake::AdoptBeforeSync, Rule::NoLostWork, 71),
     (Mistake::StartAdoptsBeforeSync, Rule::NoLostWork, 9_399),
-    (Mistake::LiveBeforeSync, Rule::NoLostWork, 42),
+    (Mistake::LiveBeforeSync, Rule::NoLostWork, 99),
     (Mistake::NoDigests, Rule::NoLostWork, 24),
     (Mistake::FullDiskIsIgnored, Rule::NoLostWork, 17),
     (Mistake::DiscardIsNotSynced, Rule::Ends, 20),

@@ -3,7 +3,7 @@
 //! A prepared kernel is a directory and a record in the catalog, and no kernel of this host: nothing can use or start it
 //! before it is activated. It has no right to host paths, network or MCP servers.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 use std::time::Instant;
@@ -175,9 +175,6 @@ impl TargetSide {
         let bytes = bytes.saturating_add(parts.bytes()).saturating_add(pages);
         let bytes = bytes.saturating_add(checkpoint::machine::installed_bytes(&manifest));
         let free = self.host().free_bytes().unwrap_or(u64::MAX);
-        if bytes > free {
-            return Err(Host::full());
-        }
         // Files may be many times what has arrived: they are made of objects that repeat, or were here before.
         self.supervisor.registry().handovers.room.needs(offer.handover, bytes, free)?;
         let audit = match seal.audit {
@@ -509,7 +506,6 @@ impl TargetHost for TargetSide {
         files[15] = offer.kernel.as_bytes()[15];
         let files = KernelId::from_bytes(files);
         host.catalog.create_kernel_files(files).await?;
-        let is_recorded = Cell::new(false);
         let made = async {
             steps.ended("directory");
             let incoming = self.fill(files, source, offer, received, verified, &steps).await?;
@@ -521,7 +517,6 @@ impl TargetHost for TargetSide {
             let row =
                 HandoverRow { id, side, kernel, uid, live: false, record: write(&incoming)?, at_ms: host.now_ms() };
             host.catalog.put_handover(row).await?;
-            is_recorded.set(true);
             steps.ended("record");
             host.sync_decision(None).await?;
             steps.ended("sync");
@@ -539,8 +534,9 @@ impl TargetHost for TargetSide {
                 Ok(())
             }
             Err(error) => {
-                // An id that was recorded before belongs to another move.
-                if is_recorded.get() {
+                // The id may be recorded of another move.
+                let is_own = |row: HandoverRow| read(&row).is_ok_and(|own: IncomingFiles| own.files == files);
+                if self.row(offer.handover).await.is_ok_and(|row| row.is_some_and(is_own)) {
                     let _ = host.catalog.forget_handover(offer.handover).await;
                 }
                 if let Err(error) = host.catalog.remove_unlisted_files(files).await {
