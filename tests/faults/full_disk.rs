@@ -323,6 +323,27 @@ fn full_disk_allows_small_undo() {
     remove_all(&host);
 }
 
+/// A restore without room for the engine's state leaves the worker alone.
+#[test]
+fn full_disk_refuses_large_restore() {
+    if !nix::unistd::geteuid().is_root() {
+        return;
+    }
+    let (host, disk, _) = small(User::Own);
+    host.ok(&["new", "k", "--engine", "python"]);
+    host.ok(&["exec", "k", "import os; x = os.urandom(5 << 20)"]);
+    host.ok(&["checkpoint", "k", "-m", "one"]);
+    host.ok(&["exec", "k", "x = 1; numbers = iter(range(9)); print(next(numbers))"]);
+    disk.fill();
+    let refused = host.cli(&["restore", "k", "one", "--yes"]);
+    assert_eq!(refused.status.code(), Some(4), "{refused:?}");
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("disk_full"), "{refused:?}");
+    disk.free();
+    assert_eq!(host.ok(&["exec", "k", "print(x, next(numbers))"]), "1 1\n", "the same worker\n{}", host.log());
+    host.ok(&["restore", "k", "one", "--yes"]);
+    assert_eq!(host.ok(&["exec", "k", "print(len(x))"]), format!("{}\n", 5 << 20));
+}
+
 /// A restore that the disk has no room for ends by itself: finished or reverted, once there is room.
 #[test]
 fn interrupted_restore_ends_after_full_disk() {

@@ -129,6 +129,9 @@ async fn attempt(
     let why_not_memory = target.manifest.machine.as_ref().filter(|_| !options.with_memory).map(|_| choice.why);
     if options.with_memory {
         verify::whole(&host.store, &target.manifest, &target.parts).await?;
+    } else if host.free_bytes().is_some_and(|free| target.parts.bytes().saturating_mul(2) > free) {
+        // The worker receives the engine's state whole, then writes it: a failure in between would end the worker.
+        return Err(Host::full());
     }
     if kernel.thread_of.is_none() {
         kernel.refuse_if_others_run()?;
