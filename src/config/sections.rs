@@ -139,7 +139,7 @@ pub struct Limits {
     /// Time for one step of one member of a group that is frozen or restored.
     #[serde(with = "span")]
     pub freeze_step: Duration,
-    /// Time for storing one member of a group, or for preparing its restore.
+    /// Time for storing one member of a group, and for each step that checks, prepares, places or reverts its restore.
     #[serde(with = "span")]
     pub freeze_store: Duration,
     /// Clients at once.

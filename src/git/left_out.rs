@@ -24,6 +24,15 @@ impl Repository {
         self
     }
 
+    /// The repository without these files, too.
+    pub fn leaving_out_also(mut self, files: &[PathBuf]) -> Repository {
+        let before = Rc::clone(&self.left_out);
+        self = self.leaving_out(files);
+        let new = self.left_out.iter().filter(|path| !before.contains(path));
+        self.left_out = before.iter().chain(new).cloned().collect();
+        self
+    }
+
     /// Those of a submodule.
     pub(super) fn left_out_below(&self, submodule: &str) -> LeftOut {
         let inside = self.left_out.iter().filter_map(|file| Path::new(file).strip_prefix(submodule).ok());

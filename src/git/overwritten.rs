@@ -1,10 +1,10 @@
 //! Files that git does not track and would overwrite or remove when it changes a work tree: ignored ones, which no
 //! capture holds.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::ffi::OsStr;
 use std::fs;
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Read as _};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
@@ -19,6 +19,29 @@ pub(super) const DIFF_TREE: [&str; 6] =
 pub(super) struct Change {
     pub added: Vec<PathBuf>,
     pub removed: HashSet<PathBuf>,
+    /// The paths with other content.
+    pub modified: Vec<PathBuf>,
+}
+
+/// What a database of SQLite begins with.
+const SQLITE: &[u8; 16] = b"SQLite format 3\0";
+
+/// The files that SQLite has beside a database that is open, or was not closed.
+const BESIDE: [&str; 3] = ["-wal", "-shm", "-journal"];
+
+/// The database that a file belongs to, or may be itself, if a program has it open or did not close it.
+fn open_database(root: &Path, path: &Path) -> Option<PathBuf> {
+    let name = path.file_name()?.to_str()?;
+    let name = BESIDE.iter().find_map(|suffix| name.strip_suffix(suffix)).unwrap_or(name);
+    let database = path.with_file_name(name);
+    let there = |suffix: &str| fs::symlink_metadata(root.join(path.with_file_name(format!("{name}{suffix}")))).is_ok();
+    BESIDE.iter().find(|suffix| there(suffix))?;
+    if !fs::symlink_metadata(root.join(&database)).is_ok_and(|meta| meta.is_file()) {
+        return None;
+    }
+    let mut begin = [0; SQLITE.len()];
+    let read = fs::File::open(root.join(&database)).and_then(|mut file| file.read_exact(&mut begin));
+    (read.is_ok() && begin == *SQLITE).then_some(database)
 }
 
 impl Change {
@@ -36,10 +59,18 @@ impl Change {
                     change.removed.insert(path.clone());
                     change.added.push(path);
                 }
-                _ => {}
+                _ => change.modified.push(path),
             }
         }
         change
+    }
+
+    /// Some of the databases in the work tree `root` that programs have open, and whose files the change would replace.
+    /// Blocks.
+    pub fn open_databases(&self, root: &Path) -> Vec<PathBuf> {
+        let found = self.removed.iter().chain(&self.modified).filter_map(|path| open_database(root, path));
+        let found: BTreeSet<PathBuf> = found.collect();
+        found.into_iter().take(limits::IGNORED_NAMED).collect()
     }
 
     /// Some of the files in the work tree `root` that the change would destroy. Blocks.

@@ -349,7 +349,7 @@ impl Repository {
     /// `apart` those of the other one.
     ///
     /// # Errors
-    /// `refused` (`ignored_files`) names some of them; errors of git.
+    /// `refused` (`ignored_files`, `open_database`) names some of them; errors of git.
     pub async fn check_ignored(&self, scratch: &Path, apart: &Path, (from, to): (&State, &State)) -> Result<()> {
         let objects = scratch.join("objects");
         let others = alternates(&[&self.objects(), &apart.join("objects")]);
@@ -358,12 +358,23 @@ impl Repository {
         let excluded = self.without_left_out();
         let reported = self.ok(&Repository::compare(&args, &excluded), &env, b"").await?;
         let (change, root) = (Change::read(&reported), self.path.clone());
-        let looked = tokio::task::spawn_blocking(move || change.destroyed(&root)).await;
-        let found = looked.map_err(|error| Error::internal(error.to_string()))?;
+        let look = move || (change.destroyed(&root), change.open_databases(&root));
+        let looked = tokio::task::spawn_blocking(look).await;
+        let (found, databases) = looked.map_err(|error| Error::internal(error.to_string()))?;
+        let named = |paths: &[PathBuf]| paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>();
+        if !databases.is_empty() {
+            return Err(Error::refused(format!(
+                "the restore would replace databases of {} that programs may have open: {}",
+                self.path.display(),
+                named(&databases).join(", ")
+            ))
+            .reason("open_database")
+            .hint("add them to the group with --database, or let git ignore them"));
+        }
         if found.is_empty() {
             return Ok(());
         }
-        let names: Vec<String> = found.iter().map(|path| path.display().to_string()).collect();
+        let names = named(&found);
         Err(Error::refused(format!(
             "{} has ignored files where the restore writes its own: {}",
             self.path.display(),

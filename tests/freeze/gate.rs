@@ -30,6 +30,25 @@ fn newer_data_needs_newer_code() {
     assert_eq!((checked.status.code(), reported.contains("is at")), (Some(1), true), "{reported}");
     // Both together may go back, and the data alone.
     shop.host.ok(&["--yes", "restore", "shop", "old"]);
+    // Code in a conflict is judged by nothing.
+    shop.git(&["checkout", "-q", "-b", "side"]);
+    shop.write("app.py", "side");
+    shop.git(&["commit", "-q", "-a", "-m", "side"]);
+    shop.git(&["-c", "alias.conflict=!git merge -q main || true", "conflict"]);
+    let refused = shop.host.cli(&["--yes", "restore", "shop", "new", "--member", "data"]);
+    let reported = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(refused.status.code() == Some(4) && reported.contains("end the merge"), "{reported}");
+    shop.git(&["merge", "--abort"]);
+    shop.git(&["checkout", "-q", "--detach", &old]);
+    // Nor is an index no new schema.
+    shop.host.ok(&["--yes", "restore", "shop", "new"]);
+    shop.sql("CREATE INDEX notes ON accounts (note)");
+    shop.git(&["checkout", "-q", "--detach", &old]);
+    assert_eq!(shop.host.cli(&["lock", "shop", "--check"]).status.code(), Some(4));
+    shop.host.ok(&["--yes", "restore", "shop", "old"]);
+    shop.git(&["checkout", "-q", "main"]);
+    shop.sql("ALTER TABLE accounts ADD COLUMN note TEXT; PRAGMA user_version = 2;");
+    shop.host.ok(&["--yes", "restore", "shop", "old"]);
     assert_eq!(shop.git(&["rev-parse", "HEAD"]), old);
     shop.host.ok(&["--yes", "undo", "shop"]);
     shop.host.ok(&["--yes", "restore", "shop", "old", "--member", "data"]);

@@ -101,6 +101,33 @@ fn older_freezes_spare_databases() {
     assert_eq!(amounts(&path), Ok((495, 505)));
 }
 
+/// A restore of code removes no database that is a member no more, or never was one, under its writers.
+#[test]
+fn former_members_are_spared() {
+    let shop = Shop::new(users()[0]);
+    let path = nested(&shop, "wal");
+    add(&shop, &path);
+    shop.host.ok(&["freeze", "shop", "-m", "old"]);
+    shop.host.ok(&["group", "rm", "shop", "inner"]);
+    let (before, open) = (inode(&path), Connection::open(&path).unwrap());
+    open.execute_batch(
+        "UPDATE accounts SET amount = amount - 5 WHERE id = 1; UPDATE accounts SET amount = 505 WHERE id = 2",
+    )
+    .unwrap();
+    // Not committed: code at an older commit would be refused under the schema that is there now.
+    shop.write("app.py", "two");
+    shop.host.ok(&["--yes", "restore", "shop", "old", "--member", "code"]);
+    assert_eq!((shop.read("app.py").as_deref(), inode(&path), amounts(&path)), (Some("one"), before, Ok((495, 505))));
+    // The safety freeze does not hold it, and an undo would remove it.
+    let refused = shop.host.cli(&["--yes", "undo", "shop"]);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(refused.status.code() == Some(4) && said.contains("data/shop.db") && said.contains("--database"), "{said}");
+    assert_eq!((inode(&path), amounts(&path)), (before, Ok((495, 505))));
+    shop.write(".git/info/exclude", "data/\n");
+    shop.host.ok(&["--yes", "undo", "shop"]);
+    assert_eq!((shop.read("app.py").as_deref(), inode(&path), amounts(&path)), (Some("two"), before, Ok((495, 505))));
+}
+
 #[test]
 fn tracked_database_is_refused() {
     let shop = Shop::new(users()[0]);

@@ -189,6 +189,19 @@ fn postgres_is_restored_as_one() {
         assert_eq!((server.state(), shop.kernel_state()), (frozen.clone(), kernel.clone()));
         shop.host.ok(&["--yes", "undo", "plant"]);
         assert_eq!((server.state(), shop.kernel_state()), (changed, later));
+        // What was there cannot be dropped: the restored database serves all the same.
+        server.sql("postgres", "ALTER DATABASE shop IS_TEMPLATE true");
+        shop.host.ok(&RESTORE);
+        assert_eq!(server.databases(), "shop shop_ryokan_new");
+        server.sql("postgres", "ALTER DATABASE shop_ryokan_new IS_TEMPLATE false");
+        server.sql("postgres", "DROP DATABASE shop_ryokan_new");
+        assert_eq!(server.state(), frozen);
+        let subscribe = "CREATE SUBSCRIPTION news CONNECTION 'dbname=x' PUBLICATION p WITH (connect = false)";
+        server.sql("shop", subscribe);
+        refused(&shop, &RESTORE, "has subscriptions: news");
+        server.sql("shop", "ALTER SUBSCRIPTION news SET (slot_name = NONE)");
+        server.sql("shop", "DROP SUBSCRIPTION news");
+        assert_eq!(server.state(), frozen);
         // A database that is gone.
         server.sql("postgres", "DROP DATABASE shop WITH (FORCE)");
         refused(&shop, &["freeze", "plant"], "no database shop");

@@ -21,6 +21,14 @@ fn pinned(shop: &Shop) -> usize {
 fn one_freeze_is_removed() {
     let (shop, old, new) = Shop::with_newer_data(users()[0]);
     let before = pinned(&shop);
+    // A freeze keeps its checkpoints by their pins.
+    let log = shop.host.ok(&["log", "agent", "--json"]);
+    let kept: serde_json::Value =
+        serde_json::from_str(log.lines().find(|line| line.contains("\"pinned\":true")).unwrap()).unwrap();
+    let refused = shop.host.cli(&["checkpoint", "agent", "--unpin", kept["id"].as_str().unwrap()]);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && said.contains("of group shop needs checkpoint"), "{said}");
+    assert_eq!(pinned(&shop), before);
     assert_eq!(
         shop.host.cli(&["group", "rm", "shop", "--freeze", "new"]).status.code(),
         Some(2),

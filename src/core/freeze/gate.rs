@@ -1,7 +1,8 @@
 //! The rehydration gate: data may not be newer than the code that uses it.
 //!
 //! Each freeze records which schema revision lived with which commit. Data with a recorded revision may live with code at
-//! one of these commits or at a descendant of one. A revision that was never recorded is not judged.
+//! one of these commits or at a descendant of one. A revision that was never recorded is judged by those of the highest
+//! recorded `user_version` that is not above its own; without one, it is not judged.
 //!
 //! A freeze that a client takes records whatever is there: the client says that it belongs together. A safety freeze
 //! records only pairs that the gate admits, or a state that came about by hand would be legal ever after because
@@ -44,14 +45,29 @@ impl Pairing {
     }
 }
 
+/// What the data of a pair was recorded with, oldest first; of a revision that was never recorded, what the newest older
+/// schema version was.
+pub fn judged_by<'a>(pair: &Pairing, recorded: &'a [Pairing]) -> Vec<&'a Pairing> {
+    let of = || recorded.iter().filter(|seen| seen.is_of(pair));
+    let same: Vec<&Pairing> = of().filter(|seen| seen.revision == pair.revision).collect();
+    if !same.is_empty() {
+        return same;
+    }
+    // 0: the database counts no versions.
+    let versions = of().map(|seen| seen.revision.user_version).filter(|version| *version > 0);
+    let newest = versions.filter(|version| *version <= pair.revision.user_version).max();
+    of().filter(|seen| Some(seen.revision.user_version) == newest).collect()
+}
+
 /// The newest commit that the data of a pair was recorded with, if the code of the pair is known to be older.
-fn outgrown<'a>(pair: &Pairing, recorded: &'a [Pairing]) -> Option<&'a CommitId> {
+fn outgrown<'a>(pair: &Pairing, recorded: &'a [Pairing]) -> Option<&'a Pairing> {
     let of = || recorded.iter().enumerate().filter(move |(_, seen)| seen.is_of(pair));
-    let (data, _) = of().find(|(_, seen)| seen.revision == pair.revision)?;
-    let (_, needs) = of().rfind(|(_, seen)| seen.revision == pair.revision)?;
+    let judged_by = judged_by(pair, recorded);
+    let (first, needs) = (judged_by.first()?, judged_by.last()?);
+    let (data, _) = of().find(|(_, seen)| std::ptr::eq(*seen, *first))?;
     let (code, _) = of().find(|(_, seen)| seen.commit == pair.commit)?;
     let is_known = of().any(|(_, seen)| (&seen.revision, &seen.commit) == (&pair.revision, &pair.commit));
-    (!is_known && code < data).then_some(&needs.commit)
+    (!is_known && code < data).then_some(*needs)
 }
 
 /// How code lies to the commit that its data needs.
@@ -70,7 +86,7 @@ pub enum Order {
 pub struct Refusal {
     /// The database.
     pub database: String,
-    /// Its schema revision.
+    /// The recorded schema revision by which it is judged.
     pub revision: SchemaRevision,
     /// The repository.
     pub repository: String,
@@ -91,9 +107,10 @@ pub fn check(
     recorded: &[Pairing],
     mut is_ancestor: impl FnMut(&str, &CommitId, &CommitId) -> bool,
 ) -> Result<(), Box<Refusal>> {
-    let refusal = |pair: &Pairing, needs: &CommitId| {
-        let Pairing { database, revision, repository, commit } = pair.clone();
-        Box::new(Refusal { database, revision, repository, commit, needs: needs.clone(), order: Order::Older })
+    let refusal = |pair: &Pairing, seen: &Pairing| {
+        let (revision, needs) = (seen.revision.clone(), seen.commit.clone());
+        let Pairing { database, repository, commit, .. } = pair.clone();
+        Box::new(Refusal { database, revision, repository, commit, needs, order: Order::Older })
     };
     for pair in would_be {
         if pair.is_inside() {
@@ -102,12 +119,9 @@ pub fn check(
                 None => continue,
             }
         }
-        let seen = recorded.iter().filter(|seen| {
-            (&seen.database, &seen.revision, &seen.repository) == (&pair.database, &pair.revision, &pair.repository)
-        });
-        let seen: Vec<&CommitId> = seen.map(|seen| &seen.commit).collect();
+        let seen = judged_by(pair, recorded);
         let Some(needs) = seen.last() else { continue };
-        if !seen.iter().any(|commit| is_ancestor(&pair.repository, commit, &pair.commit)) {
+        if !seen.iter().any(|seen| is_ancestor(&pair.repository, &seen.commit, &pair.commit)) {
             return Err(refusal(pair, needs));
         }
     }
@@ -139,12 +153,26 @@ mod tests {
     #[test]
     fn newer_data_is_refused() {
         let recorded = [pair(1, 10), pair(1, 12), pair(2, 20)];
-        for (version, commit, fits) in
-            [(1, 10, true), (1, 11, true), (1, 25, true), (1, 9, false), (2, 20, true), (2, 19, false), (3, 1, true)]
-        {
+        for (version, commit, fits) in [
+            (1, 10, true),
+            (1, 11, true),
+            (1, 25, true),
+            (1, 9, false),
+            (2, 20, true),
+            (2, 19, false),
+            (3, 1, false),
+            (3, 21, true),
+            (0, 1, true),
+        ] {
             let done = check(&[pair(version, commit)], &recorded, line);
             assert_eq!(done.is_ok(), fits, "{version} at {commit}: {done:?}");
         }
+        // Another schema with a version that was recorded, as an index that was added makes it.
+        let mut other = pair(2, 12);
+        other.revision.schema = "other".into();
+        assert_eq!(check(&[other], &recorded, line).expect_err("too old").revision.schema, "s");
+        // Without versions nothing is known of the order.
+        assert_eq!(check(&[pair(5, 1)], &[pair(0, 10)], line), Ok(()));
         let refused = check(&[pair(2, 12)], &recorded, line).expect_err("too old");
         assert_eq!((refused.commit, refused.needs), (commit_id(12), commit_id(20)));
     }
@@ -163,7 +191,7 @@ mod tests {
             (1, 40, true),
             // Never recorded.
             (2, 60, true),
-            (3, 10, true),
+            (3, 10, false),
         ] {
             let done = check(&[inside(version, commit)], &recorded, never);
             assert_eq!(done.is_ok(), fits, "{version} at {commit}: {done:?}");

@@ -152,16 +152,26 @@ pub(super) fn prune_soon(host: &Rc<Host>, kernel: &Rc<Kernel>) {
     });
 }
 
+/// Refuses a checkpoint that a freeze has.
+async fn check_freezes(host: &Host, kernel: &Kernel, found: &Checkpoint) -> Result<()> {
+    match host.catalog.freeze_of_checkpoint(kernel.id, found.id).await? {
+        Some((group, number)) => {
+            let short = found.short_id();
+            Err(Error::conflict(format!("freeze {number} of group {group} needs checkpoint {short}"))
+                .reason("freeze")
+                .hint(format!("remove the freeze instead: ryokan group rm {group} --freeze {number}")))
+        }
+        None => Ok(()),
+    }
+}
+
 /// Removes a checkpoint by request.
 ///
 /// # Errors
 /// `notFound`; `conflict` if the kernel needs it, or is at another version.
 pub async fn remove(host: &Rc<Host>, kernel: &Rc<Kernel>, reference: &str, change: Change) -> Result<Checkpoint> {
     let found = find(kernel, reference).await?;
-    if let Some((group, number)) = host.catalog.freeze_of_checkpoint(kernel.id, found.id).await? {
-        return Err(Error::conflict(format!("freeze {number} of group {group} needs checkpoint {}", found.short_id()))
-            .reason("freeze"));
-    }
+    check_freezes(host, kernel, &found).await?;
     let (actor, before) = (change.actor.clone(), kernel.view().version);
     let version = kernel.forget_checkpoint(change, found.clone()).await?;
     host.upkeep.gone.set(host.upkeep.gone.get() + 1);
@@ -175,10 +185,13 @@ pub async fn remove(host: &Rc<Host>, kernel: &Rc<Kernel>, reference: &str, chang
 /// Pins or unpins a checkpoint.
 ///
 /// # Errors
-/// `notFound`, `conflict` with the candidates, `busy` (leased).
+/// `notFound`, `conflict` with the candidates, or with a freeze that needs the pin, `busy` (leased).
 pub async fn pin(host: &Rc<Host>, kernel: &Rc<Kernel>, reference: &str, pinned: bool, actor: &Actor) -> Result<()> {
     kernel.admit(actor, 0).await?;
     let (found, _held) = find_pinned(kernel, reference).await?;
+    if !pinned {
+        check_freezes(host, kernel, &found).await?;
+    }
     kernel.records.pin_checkpoint(found.id, pinned).await?;
     let version = kernel.view().version;
     let action = if pinned { "checkpoint.pin" } else { "checkpoint.unpin" };

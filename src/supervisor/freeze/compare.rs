@@ -270,7 +270,7 @@ impl Pair<'_> {
 
     async fn in_time(&self, compared: impl Future<Output = Result<()>>) -> Result<()> {
         let step = async { compared.await.map(|()| Reply::Done) };
-        in_time(false, self.host().config.limits.freeze_step, step).await.map(drop)
+        in_time(false, self.host().config.limits.freeze_store, step).await.map(drop)
     }
 
     /// `after`: as `before`; `None`: the present.

@@ -71,9 +71,6 @@ pub(super) async fn judge(
 ) -> std::result::Result<(), Judged> {
     let mut ancestors: HashSet<(String, CommitId, CommitId)> = HashSet::new();
     for pair in would_be {
-        let of = |seen: &&Pairing| {
-            (&seen.database, &seen.revision, &seen.repository) == (&pair.database, &pair.revision, &pair.repository)
-        };
         let repository = live.clone().filter(|live| live.name == pair.repository).find_map(Live::repository);
         let Some(repository) = repository else { continue };
         let mut asked = HashSet::new();
@@ -82,7 +79,7 @@ pub(super) async fn judge(
             continue;
         }
         // The newest first: most often it is an ancestor.
-        for seen in recorded.iter().rev().filter(of) {
+        for seen in gate::judged_by(pair, recorded).into_iter().rev() {
             if asked.insert(&seen.commit) && repository.is_ancestor(&seen.commit, &pair.commit).await? {
                 ancestors.insert((pair.repository.clone(), seen.commit.clone(), pair.commit.clone()));
                 break;
@@ -146,13 +143,20 @@ pub(super) async fn rebuild(host: &Host, rebuild: &Rebuild, (path, commit): (&st
     done.map_err(|error| Error { message: format!("{path} was not rebuilt: {}", error.message), ..error })
 }
 
+/// Why a repository that is there cannot be read: a merge under way, or rules of this host.
+const CODE_IS_THERE: [&str; 3] = ["git_index", "repository_settings", "shared_with_kernel"];
+
 /// Leaves a broken member, which is not restored, out of the safety freeze and of the comparison of code and data; says
 /// so.
 ///
 /// # Errors
-/// The member's error, if the member is only unavailable now.
+/// The member's error, if the member is only unavailable now, or if it is a repository that is there: its code would be
+/// judged by nothing.
 pub(super) fn left_out(name: &str, error: Error) -> Result<String> {
     match error.code {
+        _ if CODE_IS_THERE.contains(&error.reason.as_str()) => {
+            Err(Error { message: format!("member {name}: {}", error.message), ..error })
+        }
         ErrorCode::NotFound | ErrorCode::Refused | ErrorCode::Unsupported | ErrorCode::Corrupt => {
             Ok(format!("member {name} is left out of the check and the safety freeze: {}", error.message))
         }

@@ -1,6 +1,6 @@
 //! The members of a group during one operation: how each kind is suspended, captured, restored and resumed.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -131,6 +131,15 @@ pub(super) async fn open_in(supervisor: &Supervisor, group: &Group, member: &Mem
     })
 }
 
+/// The files of the databases that a freeze holds: members now or then.
+pub(super) fn database_files_of(parts: &[Part]) -> Vec<PathBuf> {
+    let paths = parts.iter().filter_map(|part| match &part.captured {
+        Captured::Database { path, .. } => Some(Path::new(path)),
+        _ => None,
+    });
+    paths.flat_map(sources::database_files).collect()
+}
+
 fn kernel(supervisor: &Supervisor, id: KernelId) -> Result<Rc<Kernel>> {
     supervisor.get(id).ok_or_else(|| Error::not_found(format!("kernel {id} of the group is gone")))
 }
@@ -167,6 +176,13 @@ impl Live {
         match &self.kind {
             LiveKind::Repository { repository, .. } => Some(repository),
             LiveKind::Kernel { .. } | LiveKind::Data(_) => None,
+        }
+    }
+
+    /// Leaves further files of databases out of a repository.
+    pub fn leave_out(&mut self, files: &[PathBuf]) {
+        if let LiveKind::Repository { repository, .. } = &mut self.kind {
+            *repository = repository.clone().leaving_out_also(files);
         }
     }
 

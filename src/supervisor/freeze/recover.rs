@@ -178,6 +178,8 @@ async fn revert(
         one.target = targets.iter().find(|part| part.name == *name).map(|part| part.captured.clone());
         live.push(one);
     }
+    let databases = members::database_files_of(&targets);
+    live.iter_mut().for_each(|live| live.leave_out(&databases));
     live.iter_mut().take(reached).for_each(members::Live::may_be_switched);
     let actor = host.own_actor();
     // The members that a failed restore of this daemon holds. What can fail before has succeeded; their kernels wait.

@@ -124,6 +124,8 @@ async fn perform(
             Err(error) => run.notes.push(left_out(&member.name, error)?),
         }
     }
+    let databases = members::database_files_of(&manifest.parts);
+    run.live.iter_mut().for_each(|live| live.leave_out(&databases));
     run.compared = run.compare().await;
     run.plan_rebuild().await;
     run.order();
@@ -207,6 +209,8 @@ impl<'a> Run<'a> {
     /// Carries out one action.
     pub async fn perform(&mut self, action: Action) -> Reply {
         let most = self.host.config.limits.freeze_step;
+        // What a freeze could store can be prepared, placed and taken back.
+        let long = self.host.config.limits.freeze_store;
         let (actor, attach) = (self.actor, self.freeze.kind == CheckpointType::System);
         let done = |done: Result<()>| done.map(|()| Reply::Done);
         let has_deadlines = |live: &Live| live.has_deadlines();
@@ -216,7 +220,7 @@ impl<'a> Run<'a> {
             Action::Validate(n) | Action::Prepare(n) if self.is_rebuilt(n) => Ok(Reply::Done),
             Action::Validate(n) => {
                 let own = has_deadlines(&self.live[n]);
-                in_time(own, most, async { done(self.live[n].validate().await) }).await
+                in_time(own, long, async { done(self.live[n].validate().await) }).await
             }
             Action::Gate => done(self.gate().await),
             Action::Suspend(at) => {
@@ -236,17 +240,17 @@ impl<'a> Run<'a> {
             Action::Safety => done(self.take_safety().await),
             Action::Intent => done(self.intent(0).and_then_begin(self.host, self.group).await),
             Action::Prepare(n) => {
-                in_time(self.live[n].is_lasting(), most, async { done(self.live[n].prepare().await) }).await
+                in_time(self.live[n].is_lasting(), long, async { done(self.live[n].prepare().await) }).await
             }
             // The program has its own deadline.
             Action::Switch(n) if self.is_rebuilt(n) => done(self.rebuild(n).await),
             Action::Switch(n) => {
                 let own = self.live[n].is_lasting();
-                in_time(own, most, async { done(self.switch(n, attach).await) }).await
+                in_time(own, long, async { done(self.switch(n, attach).await) }).await
             }
             Action::Revert(n) => {
                 let own = self.live[n].is_lasting();
-                in_time(own, most, async { done(self.live[n].revert(actor).await) }).await
+                in_time(own, long, async { done(self.live[n].revert(actor).await) }).await
             }
             Action::Discard(n) => {
                 self.live[n].discard().await;

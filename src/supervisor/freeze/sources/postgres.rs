@@ -5,7 +5,7 @@
 //! quiesced            NAME_ryokan_was                         connections to NAME are ended, nothing can connect to it
 //! prepared            NAME_ryokan_was   NAME_ryokan_new       restored and compared, with connections
 //! switched            NAME_ryokan_was   NAME                  without connections
-//! resumed             NAME                                    either of both, with connections
+//! resumed             NAME                                    either of both, with connections; then NAME_ryokan_new is dropped
 //! ```
 //! Which databases exist decides what a step still has to do, so that each may be repeated. Passwords come from the
 //! user's own password file or are not needed; a connection with one is refused.
@@ -64,8 +64,13 @@ const LOST: &str = "SELECT concat_ws(', ', CASE WHEN datacl IS NOT NULL THEN 'it
     CASE WHEN EXISTS (SELECT FROM pg_db_role_setting WHERE setdatabase = d.oid) THEN 'its settings' END, \
     CASE WHEN datconnlimit <> -1 THEN 'its connection limit' END, \
     CASE WHEN spcname <> 'pg_default' THEN 'its tablespace' END, \
+    CASE WHEN datistemplate THEN 'its mark as a template' END, \
+    CASE WHEN EXISTS (SELECT FROM pg_replication_slots WHERE database = d.datname) THEN 'its replication slots' END, \
     CASE WHEN shobj_description(d.oid, 'pg_database') IS NOT NULL THEN 'its comment' END) \
     FROM pg_database d JOIN pg_tablespace t ON t.oid = dattablespace WHERE datname = :name";
+/// The subscriptions of a database.
+const SUBSCRIPTIONS: &str = "SELECT string_agg(subname, ', ') FROM pg_subscription JOIN pg_database AS d ON d.oid = subdbid \
+    WHERE datname = :name";
 /// The options of a pin: a bound on each wait for a lock of a table.
 const PIN_OPTIONS: &str = "-c search_path=pg_catalog -c lock_timeout=20s";
 
@@ -85,6 +90,8 @@ pub(super) struct PostgresSource {
     pub(super) scratch: PathBuf,
     pin: Option<Pin>,
     is_switched: bool,
+    /// Whether it was quiesced for a freeze, which closes nothing.
+    is_freeze: bool,
     /// The server's version at the last pin.
     version: String,
 }
@@ -124,7 +131,15 @@ fn without_programs(error: Error) -> Error {
 impl PostgresSource {
     /// A database.
     pub fn new(host: Rc<Host>, connection: Connection, scratch: PathBuf) -> PostgresSource {
-        PostgresSource { host, connection, scratch, pin: None, is_switched: false, version: String::new() }
+        PostgresSource {
+            host,
+            connection,
+            scratch,
+            pin: None,
+            is_switched: false,
+            is_freeze: false,
+            version: String::new(),
+        }
     }
 
     fn name(&self) -> &str {
@@ -326,13 +341,14 @@ impl PostgresSource {
 
 #[async_trait(?Send)]
 impl DataSource for PostgresSource {
-    fn must_resume(&self, _transition: Kind) -> bool {
-        true
+    fn must_resume(&self, transition: Kind) -> bool {
+        transition == Kind::Restore
     }
 
     /// A dump is one snapshot; only a restore ends connections.
     async fn quiesce(&mut self, transition: Kind) -> Result<()> {
-        if transition != Kind::Restore {
+        self.is_freeze = transition != Kind::Restore;
+        if self.is_freeze {
             return Ok(());
         }
         let was = was(self.name());
@@ -345,16 +361,26 @@ impl DataSource for PostgresSource {
     }
 
     async fn resume(&mut self) -> Result<()> {
+        if self.is_freeze {
+            return Ok(());
+        }
         let (was, name) = (was(self.name()), self.name());
         match (self.exists(&was).await?, self.is_open(name).await?) {
-            // The restore holds: a restored database is closed until now.
-            (true, Some(false)) => self.drop_database(&was).await?,
+            // The restore holds: a restored database is closed until now. What was there becomes an inactive copy, whose
+            // removal may fail and takes a checkpoint of the server.
+            (true, Some(false)) => {
+                let new = new(name);
+                self.drop_database(&new).await?;
+                self.rename(&was, &new).await?;
+            }
             (true, Some(true)) => return Err(self.foreign()),
             (true, None) => self.rename(&was, name).await?,
             (false, None) => return Ok(()),
             (false, Some(_)) => {}
         }
-        self.allow(name, true).await
+        self.allow(name, true).await?;
+        self.discard().await;
+        Ok(())
     }
 
     async fn revision(&mut self, any: bool) -> Result<String> {
@@ -436,6 +462,14 @@ impl DataSource for PostgresSource {
     }
 
     async fn prepare(&mut self, target: &Captured) -> Result<()> {
+        if let Some(name) = self.present_name().await? {
+            let found = self.sql(MAINTENANCE, &SUBSCRIPTIONS.replace(":name", &literal(&name))).await?;
+            if !found.is_empty() {
+                return Err(Error::refused(format!("database {} has subscriptions: {found}", self.name()))
+                    .reason("subscriptions")
+                    .hint("the server drops no database with one: remove them (`DROP SUBSCRIPTION`), then restore"));
+            }
+        }
         self.create(&new(self.name()), part_of(target)?, &self.scratch.join("target")).await
     }
 

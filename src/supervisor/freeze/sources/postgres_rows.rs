@@ -48,7 +48,7 @@ pub(in crate::supervisor::freeze) async fn postgres_rows_of(
         env: &[("LC_ALL", "C")],
         input: None,
         output: Output::Sink(&counting),
-        timeout: host.config.limits.freeze_step,
+        timeout: host.config.limits.freeze_store,
         user: None,
     };
     access::programs(host).await?.run(&program).await?;
