@@ -75,6 +75,7 @@ impl World {
             }
         }
         for at in 0..HOSTS {
+            self.check_departed(at)?;
             self.check_admitted(at)?;
             self.check_freezes(at)?;
             if self.hosts[at].is_up {
@@ -107,6 +108,20 @@ impl World {
         let is_half = image.files != image.engine;
         let changes = is_half || record.is_some() || host.disk.catalog().intent.is_some();
         changes || self.states.get(&(kernel, work)).is_none_or(|state| *state == image)
+    }
+
+    /// The code of a departed kernel stands still, also while its host has no daemon.
+    fn check_departed(&self, at: usize) -> Result<(), Broken> {
+        let host = &self.hosts[at];
+        for (id, worker) in host.workers.processes.iter().filter(|(id, _)| !host.workers.leaving.contains(id)) {
+            if let Some((kernel, _)) = worker.serves
+                && !worker.is_stopped
+                && host.view().live(kernel).is_none()
+            {
+                return broken(Rule::OneLiveCopy, format!("worker {id} of host {at} runs departed kernel {kernel}"));
+            }
+        }
+        Ok(())
     }
 
     /// What admits work is whole, and what it was.

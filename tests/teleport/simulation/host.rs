@@ -85,6 +85,17 @@ pub struct Io {
     pub syncs: bool,
     /// There is room. Deletions, and what removes more than it adds, have a reserve.
     pub writes: bool,
+    /// Stored objects can be read.
+    pub reads: bool,
+    /// Workers stop and resume.
+    pub stops: bool,
+    /// No rule of the host, such as a limit, refuses what arrives.
+    pub admits: bool,
+}
+
+impl Io {
+    /// A host without faults.
+    pub const WORKS: Io = Io { syncs: true, writes: true, reads: true, stops: true, admits: true };
 }
 
 /// What happened while a step was performed.
@@ -196,6 +207,9 @@ impl Host {
         self.kernels.clear();
         self.operation = None;
         self.failed_syncs = 0;
+        if self.mistake == Mistake::StoppedWorkerGoesOn {
+            self.workers.processes.values_mut().for_each(|worker| worker.is_stopped = false);
+        }
         self.workers.forget();
     }
 
@@ -232,7 +246,7 @@ impl Host {
         };
         if rows.iter().any(awaits_rename) && self.mistake != Mistake::StartAdoptsBeforeSync {
             // An activation that is not durable yet must not lose its directory to the next start.
-            self.sync(None, true, Io { syncs: true, writes: true });
+            self.sync(None, true, Io::WORKS);
         }
         for (handover, row) in &rows {
             if let Row::In { kernel, live: true, .. } = row {

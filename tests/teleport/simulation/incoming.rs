@@ -224,7 +224,11 @@ impl Host {
                     effects.sent.push((wire, false, Message::Refused));
                 }
             }
-            Some(In::Fill { handover, .. } | In::Record { handover, .. }) if !io.writes => {
+            Some(In::Fill { handover, .. }) if !io.writes || !io.reads || !io.admits => {
+                self.refuse_arrival(&mut serving, handover);
+                effects.sent.push((wire, false, Message::Refused));
+            }
+            Some(In::Record { handover, .. }) if !io.writes => {
                 self.refuse_arrival(&mut serving, handover);
                 effects.sent.push((wire, false, Message::Refused));
             }

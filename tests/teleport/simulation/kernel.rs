@@ -140,7 +140,7 @@ impl Host {
         };
         let Some(step) = steps.pop_front() else { return false };
         let writes = io.writes || matches!(step, Step::EndWorker | Step::Commit | Step::Clear);
-        if !writes {
+        if !writes || (!io.reads && matches!(step, Step::Files | Step::Engine)) {
             self.fail_restore(kernel, claim, step);
             return false;
         }

@@ -11,7 +11,8 @@
 //! ```
 //!
 //! Faults: ends of a daemon between any two small steps, losses of power, failed syncs that lose what was not durable, full
-//! disks, records that a start cannot read, clocks that jump, lost, repeated, late and changed messages, partitions, and
+//! disks, records that a start and objects that a move cannot read, workers that neither stop nor resume, arrivals that
+//! a rule of the target refuses, executions that end at their time limit, clocks that jump, lost, repeated, late and changed messages, partitions, and
 //! replays of moves of an old epoch.
 //! After every step each [`Rule`] holds; once faults end, everything comes to an end. Each [`Mistake`] breaks a driver and
 //! must be found.
@@ -66,6 +67,12 @@ mistakes! {
     DamageAborts,
     /// Any departure of a kernel counts as that of each of its handovers.
     AnyDepartureCommits,
+    /// A worker that could not be stopped counts as stopped.
+    FailedStopIsIgnored,
+    /// A kernel whose worker could not be resumed stays without admission.
+    FailedResumeStays,
+    /// A stopped worker goes on when its daemon ends.
+    StoppedWorkerGoesOn,
     /// Code runs while the last state is sent.
     SealWithoutFreeze,
     /// The source relies on what an earlier connection carried.
@@ -131,16 +138,18 @@ mistakes! {
 }
 
 /// Each mistake, the rule that it breaks first, and a seed that finds it.
-const MISTAKES: [(Mistake, Rule, u64); 38] = [
+const MISTAKES: [(Mistake, Rule, u64); 41] = [
     (Mistake::CommitBeforeSync, Rule::OneLiveCopy, 2),
     (Mistake::SyncIsRepeated, Rule::OneLiveCopy, 2),
     (Mistake::RecordIsNotSynced, Rule::Ends, 6),
     (Mistake::AnyDepartureCommits, Rule::OneLiveCopy, 53),
     (Mistake::TargetDecides, Rule::OneLiveCopy, 2),
     (Mistake::OldEpochIsTaken, Rule::OneLiveCopy, 55),
+    (Mistake::StoppedWorkerGoesOn, Rule::OneLiveCopy, 1),
     (Mistake::CleanupBeforeSync, Rule::NoLostWork, 526),
     (Mistake::SourceForgets, Rule::NoLostWork, 12),
     (Mistake::DamageAborts, Rule::NoLostWork, 798),
+    (Mistake::FailedStopIsIgnored, Rule::NoLostWork, 69),
     (Mistake::SealWithoutFreeze, Rule::NoLostWork, 1),
     (Mistake::CopyOutlivesConnection, Rule::NoLostWork, 2),
     (Mistake::PreparedBeforeRecord, Rule::NoLostWork, 2),
@@ -149,6 +158,7 @@ const MISTAKES: [(Mistake, Rule, u64); 38] = [
     (Mistake::LiveBeforeSync, Rule::NoLostWork, 99),
     (Mistake::NoDigests, Rule::NoLostWork, 24),
     (Mistake::FullDiskIsIgnored, Rule::NoLostWork, 17),
+    (Mistake::FailedResumeStays, Rule::Ends, 1_380),
     (Mistake::DiscardIsNotSynced, Rule::Ends, 20),
     (Mistake::AbortSparesSession, Rule::Ends, 891),
     (Mistake::ReturnKeepsRow, Rule::Ends, 2_224),

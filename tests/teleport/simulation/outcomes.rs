@@ -26,6 +26,11 @@ impl World {
             (content.image.files, content.image.engine) = (work + 1, work + 1);
         });
         host.used_worker(kernel, work + 1, self.now_ms);
+        if self.has_faults && self.fails_more && self.random.one_in(4) {
+            // It ended at its time limit, after it changed the kernel: nothing is acknowledged.
+            self.counts.timeouts += 1;
+            return Ok(());
+        }
         self.counts.worked += 1;
         self.acknowledge(at, kernel);
         Ok(())

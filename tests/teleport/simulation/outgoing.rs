@@ -168,7 +168,9 @@ impl Host {
             // The record also follows what an earlier daemon wrote.
             Out::SyncRecord | Out::SyncDepartureAgain => !self.sync(Some(kernel), true, io),
             Out::SyncDeparture => !self.sync(Some(kernel), false, io),
-            Out::Record | Out::Seal | Out::Decide => !io.writes,
+            Out::Copy => !io.reads,
+            Out::Seal => !io.writes || !io.reads || (!io.stops && self.mistake != Mistake::FailedStopIsIgnored),
+            Out::Record | Out::Decide => !io.writes,
             _ => false,
         };
         if is_lost {
@@ -197,9 +199,10 @@ impl Host {
             }
             Out::SyncRecord | Out::SyncDeparture | Out::SyncDepartureAgain => effects.synced = true,
             Out::Seal => {
-                if self.mistake != Mistake::SealWithoutFreeze {
+                if self.mistake != Mistake::SealWithoutFreeze && io.stops {
                     self.frozen.insert(kernel);
                 }
+                self.stop_worker(kernel, true);
                 let intent = transition_of(handover, moving.epoch);
                 if let Some(claim) = moving.claim {
                     let recorded = transition::Event::Recorded(record_of(intent, Decision::Open));
@@ -235,7 +238,15 @@ impl Host {
                 self.disk.clear_files(Name::Kernel(kernel));
             }
             Out::Resume => {
-                self.frozen.remove(&kernel);
+                if io.stops {
+                    self.stop_worker(kernel, false);
+                } else {
+                    // The next request starts another one, from the saved state.
+                    self.end_worker(kernel);
+                }
+                if io.stops || self.mistake != Mistake::FailedResumeStays {
+                    self.frozen.remove(&kernel);
+                }
                 self.end_transition(kernel, moving.claim.take());
             }
             Out::Abort => send(Message::Abort { handover }),

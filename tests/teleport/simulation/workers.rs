@@ -38,6 +38,8 @@ pub struct Worker {
     /// Its last use, by the clock that the daemon reads, and in truth.
     used_ms: u64,
     pub truly_used_ms: u64,
+    /// Its code stands still, whatever becomes of the daemon.
+    pub is_stopped: bool,
 }
 
 /// Processes, and what the daemon knows of them.
@@ -151,6 +153,14 @@ impl Host {
         }
     }
 
+    /// Stops the code of a kernel, or lets it go on.
+    pub fn stop_worker(&mut self, kernel: Kernel, is_stopped: bool) {
+        let id = self.workers.leases.get(&kernel).copied();
+        if let Some(worker) = id.and_then(|id| self.workers.processes.get_mut(&id)) {
+            worker.is_stopped = is_stopped;
+        }
+    }
+
     /// Ends the worker of a kernel. It served, so it is no slot again.
     pub fn end_worker(&mut self, kernel: Kernel) {
         let Some(id) = self.workers.leases.remove(&kernel) else { return };
@@ -163,7 +173,11 @@ impl Host {
                 let state = SlotState::Idle { since_ms: 0 };
                 self.workers.slots.push(Slot { id: SlotId(id), state, created_ms: u64::MAX, executions: 0 });
             }
-            _ => drop(self.workers.leaving.insert(id)),
+            (_, process) => {
+                // A killed process runs nothing, even while it has not ended.
+                process.into_iter().for_each(|worker| worker.is_stopped = true);
+                self.workers.leaving.insert(id);
+            }
         }
     }
 
@@ -233,6 +247,7 @@ impl Host {
                 Some(kernel) if (is_recorded && is_present) || self.mistake == Mistake::AnyWorkerIsAdopted => {
                     self.workers.leases.insert(kernel, id);
                     self.workers.adopted += 1;
+                    self.stop_worker(kernel, false);
                 }
                 _ if self.mistake == Mistake::OrphansStay => {}
                 _ => drop(self.workers.processes.remove(&id)),

@@ -38,7 +38,7 @@ macro_rules! counts {
 
 counts! {
     worked moved stayed returned checkpoints restores suspends freezes group_restores granted adopted recycled
-    crashes power_losses failed_syncs lost repeated late corrupted full_disks partitions clock_jumps replays
+    crashes power_losses failed_syncs failed_reads failed_stops refused timeouts lost repeated late corrupted full_disks partitions clock_jumps replays
 }
 
 /// SplitMix64.
@@ -128,6 +128,8 @@ pub struct World {
     pub has_faults: bool,
     /// Starts may fail to read records: in few seeds, so that the others stay what they were.
     cannot_read: bool,
+    /// Reads, stops, resumptions and arrivals may fail, executions end at their time limit: in few seeds, too.
+    pub fails_more: bool,
     /// One event in this many is a fault.
     pub fault_rate: u64,
     /// Whether there is more than moves.
@@ -210,6 +212,7 @@ impl World {
             now_ms: 1_000_000_000,
             has_faults: true,
             cannot_read: seed.is_multiple_of(19),
+            fails_more: seed.is_multiple_of(23),
             is_whole,
             counts: Counts::default(),
         }
@@ -396,7 +399,19 @@ impl World {
     pub(super) fn io(&mut self, at: usize) -> Io {
         let fails = self.has_faults && self.random.one_in(self.fault_rate);
         self.counts.failed_syncs += u64::from(fails);
-        Io { syncs: !fails, writes: !self.hosts[at].is_full }
+        let works = Io { syncs: !fails, writes: !self.hosts[at].is_full, ..Io::WORKS };
+        match self.has_faults && self.fails_more {
+            true => self.more_failures(works),
+            false => works,
+        }
+    }
+
+    fn more_failures(&mut self, io: Io) -> Io {
+        let [reads, stops, admits] = std::array::from_fn(|_| !self.random.one_in(5));
+        self.counts.failed_reads += u64::from(!reads);
+        self.counts.failed_stops += u64::from(!stops);
+        self.counts.refused += u64::from(!admits);
+        Io { reads, stops, admits, ..io }
     }
 
     fn happen(&mut self, event: Event) -> Result<(), Broken> {
