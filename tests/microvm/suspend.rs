@@ -367,10 +367,12 @@ fn unusable_saved_memory_is_reported() {
         ("suspended.state is not what was written", |host| overwrite(host, "suspended.state")),
         ("suspended.pages is not what was written", |host| overwrite(host, "suspended.pages")),
         ("suspended.base is not the file", |host| {
-            // The same bytes, but another file: its digest is not looked at.
+            // Another file: its digest is compared.
             let (base, copy) = (saved(host, "suspended.base"), saved(host, "suspended.base").with_extension("copy"));
             std::fs::copy(&base, &copy).expect("copied");
+            std::fs::set_permissions(&copy, std::os::unix::fs::PermissionsExt::from_mode(0o600)).expect("opened");
             std::fs::rename(copy, base).expect("exchanged");
+            overwrite(host, "suspended.base");
         }),
         ("is damaged", |host| std::fs::write(saved(host, "suspended.json"), b"{").expect("written")),
     ];

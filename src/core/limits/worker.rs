@@ -181,6 +181,8 @@ pub const VM_ROTATED_SHAPES: usize = 8;
 pub const VM_TEMPLATE_JSON_BYTES: u64 = 64 << 10;
 /// Largest saved state of a template without its memory, bytes.
 pub const VM_DEVICE_STATE_BYTES: u64 = 64 << 20;
+/// A machine's disk that is read at its suspension, so that a copy of it can be recognised; bytes in use.
+pub const VM_COMPARED_DISK_BYTES: u64 = 64 << 20;
 /// Time after a failure in which a template is not built again.
 pub const VM_TEMPLATE_RETRY: Duration = Duration::from_secs(600);
 /// Default age from which a template in use is rebuilt.

@@ -18,7 +18,8 @@ use nix::unistd::linkat;
 use serde::{Deserialize, Serialize};
 
 use super::saved::unreadable;
-use super::stamp::Stamp;
+use super::stamp::{self, Stamp};
+use super::template;
 use crate::core::error::{Error, Result};
 
 /// The name while a machine runs.
@@ -41,6 +42,9 @@ pub(super) struct Base {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub template: Option<BaseTemplate>,
     stamp: Stamp,
+    /// What it holds, where no template says so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    contents: Option<String>,
 }
 
 impl Base {
@@ -51,7 +55,8 @@ impl Base {
     pub(super) fn describe(file: &File, template: Option<BaseTemplate>) -> io::Result<Base> {
         // A template's is so already.
         file.sync_all()?;
-        Ok(Base { template, stamp: Stamp::of_file(file)? })
+        let contents = template.is_none().then(|| stamp::contents(file)).transpose()?;
+        Ok(Base { template, stamp: Stamp::of_file(file)?, contents })
     }
 
     /// Its size.
@@ -59,16 +64,25 @@ impl Base {
         self.stamp.bytes
     }
 
-    /// Opens the file, which must be as it was described. Blocks.
+    /// Opens the file, which must be as it was described, or a copy of that. Blocks.
     ///
     /// # Errors
     /// `corrupt`; `busy`, `unavailable` if it cannot be read now.
     pub(super) fn open(&self, dir: &Path) -> Result<File> {
         let damaged = |error: io::Error| unreadable(SAVED, &error);
         let file = open(dir, SAVED).map_err(damaged)?;
-        match Stamp::of_file(&file).map_err(damaged)? == self.stamp {
-            true => Ok(file),
-            false => Err(Error::corrupt(format!("{SAVED} is not the file beneath the saved pages"))),
+        let found = Stamp::of_file(&file).map_err(damaged)?;
+        let is_it =
+            found == self.stamp || (found.is_elsewhere(&self.stamp) && self.is_equal(&file).map_err(damaged)?);
+        is_it.then_some(file).ok_or_else(|| Error::corrupt(format!("{SAVED} is not the file beneath the saved pages")))
+    }
+
+    /// Whether another file holds the same. Blocks.
+    fn is_equal(&self, file: &File) -> io::Result<bool> {
+        match (&self.template, &self.contents) {
+            (Some(template), _) => Ok(template::part(file)?.blake3 == template.blake3),
+            (None, Some(contents)) => Ok(stamp::contents(file)? == *contents),
+            (None, None) => Ok(false),
         }
     }
 }
@@ -168,6 +182,25 @@ mod tests {
         // Without any name it is gone for good.
         std::fs::remove_file(dir.join(SAVED))?;
         assert!(pin(dir, &file).is_err());
+        Ok(())
+    }
+
+    #[test]
+    fn copied_base_is_compared() -> io::Result<()> {
+        let folder = tempfile::tempdir()?;
+        let place = folder.path().join(SAVED);
+        std::fs::write(&place, b"memory")?;
+        let file = File::open(&place)?;
+        let blake3 = template::part(&file)?.blake3;
+        let of_template = Base::describe(&file, Some(BaseTemplate { id: String::from("one"), blake3 }))?;
+        for base in [of_template, Base::describe(&file, None)?] {
+            for (bytes, is_same) in [(b"memory", true), (b"memorY", false)] {
+                // Another file, as on another disk; the first one keeps its inode.
+                std::fs::remove_file(&place)?;
+                std::fs::write(&place, bytes)?;
+                assert_eq!(base.open(folder.path()).is_ok(), is_same, "{base:?}");
+            }
+        }
         Ok(())
     }
 

@@ -154,7 +154,7 @@ pub(super) fn is_there(dir: &Path) -> bool {
 ///
 /// # Errors
 /// `corrupt`; `refused` if a file has changed; `lost` if the machine began to continue and was not bound; `busy`,
-/// `unavailable` if it cannot be read now.
+/// `unavailable` if it cannot be read now, or was copied: it stays.
 pub(super) fn open(dir: &Path, uid: u32) -> Result<Option<MachineCopy>> {
     let damaged = |error: &dyn std::fmt::Display| Error::corrupt(format!("{DESCRIPTION} is damaged: {error}"));
     let mut options = OpenOptions::new();
@@ -179,6 +179,10 @@ pub(super) fn open(dir: &Path, uid: u32) -> Result<Option<MachineCopy>> {
     for (name, was) in [MEMORY, STATE, DISK].into_iter().zip(&installed.files) {
         match Stamp::of(&dir.join(name)) {
             Ok(found) if found == *was => {}
+            // A copy of the data directory: nothing says whether it is whole.
+            Ok(found) if found.is_copy(was) => {
+                return Err(Error::unavailable(format!("{name} was copied since, and cannot be compared")));
+            }
             Ok(_) => return Err(Error::refused(format!("{name} has changed since")).reason("disk")),
             Err(error) => return Err(unreadable(name, &error)),
         }
@@ -277,6 +281,10 @@ mod tests {
             assert_eq!(open(dir, 0).err().map(|error| error.code), Some(ErrorCode::Corrupt), "{name}");
             std::fs::write(dir.join(name), bytes).expect("written");
             assert_eq!(open(dir, 0).err().map(|error| error.code), Some(ErrorCode::Refused), "{name}");
+            // As the data directory is copied to another disk: other files with the same times.
+            installed(dir);
+            super::super::stamp::tests::copied(&dir.join(name)).expect("copied");
+            assert_eq!(open(dir, 0).err().map(|error| error.code), Some(ErrorCode::Unavailable), "{name}");
         }
         std::fs::write(dir.join(DESCRIPTION), b"{").expect("written");
         assert_eq!(open(dir, 0).err().map(|error| error.code), Some(ErrorCode::Corrupt));

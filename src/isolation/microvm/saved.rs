@@ -6,14 +6,14 @@
 //! ```
 //!
 //! All files are removed before the machine continues. The disk's time of change makes them invalid as soon as anything
-//! else writes to the disk. QEMU's memory is the file that it has mapped, kept as `suspended.base`, and the pages that
+//! else writes to the disk; of a data directory that was copied, contents are compared. QEMU's memory is the file that it has mapped, kept as `suspended.base`, and the pages that
 //! differ from it (`suspended.pages`); where that is not possible, QEMU writes state and memory as one stream. Firecracker
 //! opens its files by name when it starts: they are prepared then (`machine.state`, `machine.memory`), and linked as
 //! `suspended.new` and `suspended.memory` once they are written.
 
 use std::fs::{File, OpenOptions};
 use std::io::Read as _;
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use super::base::{self, Base};
 use super::copy::create as create_file;
 use super::saved_pages::{self, SavedPages};
-use super::stamp::Stamp;
+use super::stamp::{self, Stamp};
 use super::template::{Kind, Part, dig_holes, part};
 use crate::core::error::{DISK_FULL, Error, Result};
 use crate::core::ids::{Epoch, HostId, KernelId, WorkerId};
@@ -86,6 +86,9 @@ pub(super) struct Saved {
     pub kind: Kind,
     /// QEMU's writes change its time.
     disk: Stamp,
+    /// What the disk holds, unless it is large.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    disk_contents: Option<String>,
     state: Part,
     memory: MemoryPart,
     worker: WorkerId,
@@ -226,13 +229,14 @@ pub(super) fn seal(
         }
     };
     // What the guest has flushed may be in the host's memory only: after a loss of power, its own would not agree with it.
-    File::open(disk).and_then(|disk| disk.sync_all()).map_err(|error| failed(&error))?;
+    let synced = File::open(disk).and_then(|disk| disk.sync_all().map(|()| disk)).map_err(|error| failed(&error))?;
     let saved = Saved {
         format: FORMAT,
         arch: std::env::consts::ARCH.to_owned(),
         host,
         kind,
         disk: Stamp::of(disk).map_err(|error| failed(&error))?,
+        disk_contents: disk_contents(&synced).map_err(|error| failed(&error))?,
         state: sealed(devices)?,
         memory,
         worker: worker.worker,
@@ -368,7 +372,7 @@ impl Saved {
                 .reason("disk_size"));
         }
         if found != self.disk {
-            return Err(Error::refused("its disk has changed since").reason("disk"));
+            self.check_other(disk, &found)?;
         }
         let devices = open_part(&dir.join(STATE), &self.state)?;
         let memory = match &self.memory {
@@ -385,6 +389,33 @@ impl Saved {
         };
         Ok(SavedFiles { devices, memory })
     }
+
+    /// Checks a disk that is not as it was described: a copy of it, after the data directory was moved, serves as well.
+    ///
+    /// # Errors
+    /// `refused` if it holds something else; `unavailable` if that is unknown: the memory stays.
+    fn check_other(&self, disk: &Path, found: &Stamp) -> Result<()> {
+        let is_copy = match &self.disk_contents {
+            _ if !found.is_elsewhere(&self.disk) => false,
+            Some(was) => {
+                let now = File::open(disk).and_then(|disk| stamp::contents(&disk));
+                now.map_err(|error| unreadable("its disk", &error))? == *was
+            }
+            None if found.is_copy(&self.disk) => {
+                return Err(Error::unavailable(
+                    "its disk was copied, and is too large to be compared with the one that it was saved with",
+                ));
+            }
+            None => false,
+        };
+        is_copy.then_some(()).ok_or_else(|| Error::refused("its disk has changed since").reason("disk"))
+    }
+}
+
+/// What a disk holds, for a copy of it; `None` for a large one, which it would take long to read.
+fn disk_contents(disk: &File) -> std::io::Result<Option<String>> {
+    let allocated = disk.metadata()?.blocks().saturating_mul(512);
+    (allocated <= limits::VM_COMPARED_DISK_BYTES).then(|| stamp::contents(disk)).transpose()
 }
 
 /// Opens a file that must be as it was written.

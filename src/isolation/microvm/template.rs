@@ -152,7 +152,7 @@ impl Kind {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Part {
     pub bytes: u64,
-    blake3: String,
+    pub blake3: String,
 }
 
 /// A verified template. Its files stay open, so that nothing that happens to its folder changes it.

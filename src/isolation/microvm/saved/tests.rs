@@ -209,6 +209,50 @@ fn saved_pages_keep_their_base() {
     assert_eq!(left, ["disk"]);
 }
 
+/// As a data directory is moved to another disk: all files are other ones with the same bytes.
+#[test]
+fn copied_memory_continues() {
+    use super::super::stamp::tests::copied;
+    use crate::core::error::ErrorCode;
+
+    let folder = tempfile::tempdir().expect("a folder");
+    let (dir, disk) = (folder.path(), folder.path().join("disk"));
+    let opened = |saved: &Saved| saved.open(dir, &disk, HERE, &kind()).map(drop).map_err(|error| error.code);
+    let first = saved_by_pages(dir);
+    for name in ["disk", STATE, PAGES, DESCRIPTION] {
+        copied(&dir.join(name)).expect("copied");
+    }
+    assert_eq!(opened(&first), Ok(()));
+    // Without the times.
+    std::fs::write(dir.join("other"), b"disk").expect("written");
+    std::fs::rename(dir.join("other"), &disk).expect("exchanged");
+    assert_eq!(opened(&first), Ok(()));
+    std::fs::write(dir.join("other"), b"DISK").expect("written");
+    std::fs::rename(dir.join("other"), &disk).expect("exchanged");
+    assert_eq!(opened(&first), Err(ErrorCode::Refused));
+    // A large disk was not read: only a request discards its memory.
+    let second = Saved { disk_contents: None, ..saved_by_pages(dir) };
+    assert_eq!(opened(&second), Ok(()));
+    copied(&disk).expect("copied");
+    assert_eq!(opened(&second), Err(ErrorCode::Unavailable));
+}
+
+#[test]
+fn large_disks_are_not_read() -> std::io::Result<()> {
+    let folder = tempfile::tempdir()?;
+    let disk = File::options().read(true).write(true).create_new(true).open(folder.path().join("disk"))?;
+    disk.set_len(1 << 40)?;
+    assert!(disk_contents(&disk)?.is_some(), "holes are not read");
+    nix::fcntl::fallocate(
+        &disk,
+        nix::fcntl::FallocateFlags::empty(),
+        0,
+        (limits::VM_COMPARED_DISK_BYTES + 1).cast_signed(),
+    )?;
+    assert_eq!(disk_contents(&disk)?, None);
+    Ok(())
+}
+
 #[test]
 fn written_files_are_taken() -> Result<()> {
     let (folder, other) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
