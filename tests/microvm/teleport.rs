@@ -2,7 +2,7 @@
 
 use super::{COUNTER, Machines, pair, users};
 use crate::support::{Host, User, until};
-use crate::teleport::{arm, faulty, moved, one_is_left, show, state, teleport};
+use crate::teleport::{arm, faulty, machine_offer, moved, one_is_left, show, state, teleport};
 
 const SEE: &str = "print(x, open('f').read())";
 /// In memory only: a generator, and a thread that counts.
@@ -109,7 +109,9 @@ fn killed_memory_move_keeps_one_copy() {
 #[test]
 fn import_failure() {
     let _pair = pair();
-    let (mut here, mut there) = (Machines::start(User::Own), Machines::with_template(User::Own, ""));
+    // What waits for a stalled wire is held no longer than this.
+    let stalls = "[teleport]\nstall_timeout = \"10s\"\n";
+    let (mut here, mut there) = (Machines::configured(User::Own, stalls), Machines::with_template(User::Own, ""));
     there.env(ryokan::sys::fault::VARIABLE, "catalog.handover.put.before_commit=eio");
     there.launch();
     here.ok(&["new", "lab", "--isolation", "microvm", "--engine", "python"]);
@@ -120,31 +122,38 @@ fn import_failure() {
     assert_eq!((state(&there, "lab"), there.machines().len()), (None, 0));
     assert_eq!(here.run("lab", "print(next(g), x)"), "1 41", "the same machine continues\n{}", here.log());
     assert_eq!(here.run("lab", COUNTS), "True", "its thread goes on");
-    let stays = |here: &Machines, count: u32, what: &str| {
+    let stays = |here: &Machines, there: &Machines, count: u32, what: &str| {
         until("the abort arrives", || {
-            [here, &there].iter().all(|host| host.ok(&["teleport", "--status"]) == "no moves\n")
+            [here, there].iter().all(|host| host.ok(&["teleport", "--status"]) == "no moves\n")
         });
-        assert_eq!((state(&there, "lab"), there.machines().len()), (None, 0), "{what}");
+        assert_eq!((state(there, "lab"), there.machines().len()), (None, 0), "{what}");
         let continues = here.run("lab", "print(next(g), x)");
         assert_eq!(continues, format!("{count} 41"), "{what}: the same machine continues\n{}", here.log());
     };
-    let faults = [(("there", "piece"), "cut"), (("there", "piece"), "flip"), (("there", "seal"), "cut")];
+    let (piece, seal) = (("there", "piece"), ("there", "seal"));
+    let faults = [(piece, "cut"), (piece, "flip"), (seal, "cut"), (seal, "stall")];
     for (count, (frame, fault)) in (2..).zip(faults) {
         let (way, reached) = faulty(&there, frame, fault);
         let failed = here.cli(&["teleport", "lab", "--to", &way, "--kind", "teleport"]);
         assert!(!failed.status.success() && reached.exists(), "{fault} at {frame:?}: {failed:?}");
-        stays(&here, count, fault);
+        stays(&here, &there, count, fault);
     }
     arm(&mut here, "store.pack.write=enospc");
     let failed = teleport(&here, "lab", &there, &["--kind", "teleport"]);
     assert!(!failed.status.success(), "the source's fault was not met: {failed:?}");
     arm(&mut here, "");
-    stays(&here, 5, "a full disk of the source");
+    stays(&here, &there, 6, "a full disk of the source");
+    arm(&mut there, "store.pack.write=enospc");
+    let failed = teleport(&here, "lab", &there, &["--kind", "teleport"]);
+    let said = String::from_utf8_lossy(&failed.stderr).into_owned();
+    assert!(!failed.status.success() && said.contains("disk_full"), "the target's fault was not met: {said}");
+    arm(&mut there, "");
+    stays(&here, &there, 7, "a full disk of the target");
     here.run("lab", "x += 1; open('f', 'a').write(' more'); open('late', 'w').write('late')");
     moved(&here, "lab", &there, &["--kind", "teleport"]);
     until("the machine's end", || here.machines().is_empty());
     let see = "print(next(g), x, open('f').read(), open('late').read())";
-    assert_eq!(there.run("lab", see), "6 42 kept more late", "{}", there.log());
+    assert_eq!(there.run("lab", see), "8 42 kept more late", "{}", there.log());
     assert_eq!(there.run("lab", COUNTS), "True", "its thread goes on");
 }
 
@@ -158,6 +167,11 @@ fn moves_change_isolation() {
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(!refused.status.success() && said.contains("image"), "{said}");
     assert_eq!(here.run("lab", SEE), "41 kept", "it continues here");
+    let (way, reached) = faulty(&there, ("there", "seal"), "cut");
+    let failed = here.cli(&["teleport", "lab", "--to", &way, "--isolation", "process"]);
+    assert!(!failed.status.success() && reached.exists(), "{failed:?}");
+    until("the abort arrives", || here.ok(&["teleport", "--status"]) == "no moves\n");
+    assert_eq!((here.run("lab", SEE), state(&there, "lab")), ("41 kept".into(), None), "it continues here");
     moved(&here, "lab", &there, &["--isolation", "process"]);
     assert_eq!(there.ok(&["exec", "lab", SEE]).trim(), "41 kept", "{}", there.log());
     assert_eq!(show(&there, "lab")["isolation"], "process");
@@ -165,4 +179,30 @@ fn moves_change_isolation() {
     moved(&there, "lab", &here, &["--isolation", "microvm"]);
     assert_eq!(here.run("lab", SEE), "42 kept", "{}", here.log());
     assert_eq!(here.machines().len(), 1);
+    foreign_memory_is_refused(&here);
+}
+
+/// Memory of another machine is refused by its rule, or left behind where the source allows that.
+fn foreign_memory_is_refused(target: &Machines) {
+    let machine = |architecture: &str, image: &str| {
+        serde_json::json!({
+            "architecture": architecture, "base_image_version": image, "host": "00".repeat(16),
+            "content": { "memory_bytes": 1, "disk_bytes": 1, "machine": {
+                "vmm": "QEMU", "build": "", "machine_type": "", "cpu_model": "", "ram_bytes": 1, "processors": 1,
+            } },
+        })
+    };
+    let other = if cfg!(target_arch = "x86_64") { "aarch64" } else { "x86_64" };
+    let (before, image) = (target.machines(), super::image());
+    for (machine, rule) in [
+        (machine(other, &image), "architecture_mismatch"),
+        (machine(std::env::consts::ARCH, &"f".repeat(40)), "base_image_mismatch"),
+        (machine(std::env::consts::ARCH, &image), "vmm_mismatch"),
+    ] {
+        let refused = machine_offer(target, &machine, false);
+        assert!(refused.contains("\"refused\"") && refused.contains(rule), "{rule}: {refused}");
+        let accepted = machine_offer(target, &machine, true);
+        assert!(accepted.contains("\"accept\"") && accepted.contains("\"checkpoint\""), "{rule}: {accepted}");
+    }
+    assert_eq!((state(target, "offered"), target.machines()), (None, before));
 }

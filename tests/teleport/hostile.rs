@@ -125,6 +125,18 @@ fn object(bytes: &[u8]) -> ([u8; 32], Vec<u8>) {
     (digest, [frame(4, &head), chunk(&digest, length, length, 0), frame(6, bytes)].concat())
 }
 
+/// The target's answer to an offer of a kernel with Python in a machine with its memory.
+pub(crate) fn machine_offer(target: &Host, machine: &Value, or_checkpoint: bool) -> String {
+    let mut spec = default_spec();
+    spec["isolation"] = "microvm".into();
+    spec["engine"] = "python".into();
+    let mut offer: Value = serde_json::from_slice(&offer(&spec, "offered", 1)[5..]).unwrap();
+    offer["kind"] = "teleport".into();
+    offer["or_checkpoint"] = or_checkpoint.into();
+    offer["machine"] = machine.clone();
+    answer(target, &[hello(), frame(1, offer.to_string().as_bytes())].concat())
+}
+
 #[test]
 fn unacceptable_offers_name_their_rule() {
     let target = Host::start();

@@ -26,6 +26,7 @@ use serde_json::Value;
 use crate::support::{Host, User, kernel, out};
 
 pub(crate) use crash_safety::one_is_left;
+pub(crate) use hostile::machine_offer;
 pub(crate) use wire_faults::faulty;
 
 /// The transport to a host's daemon.
