@@ -4,11 +4,11 @@ use ryokan::core::engine::EngineName;
 use ryokan::core::files::{FileAttributes, FileEvent, FileEventKind};
 use ryokan::core::limits::FILE_WATCHES;
 
-use super::{Machines, NEW_LAB};
+use super::{Machines, NEW_LAB, users};
 use crate::files::watch::Watched;
 use crate::files::{access, copy, hostile, reason};
 use crate::processes::{Inside, table};
-use crate::support::{User, eventually, users};
+use crate::support::{User, eventually};
 
 #[test]
 fn running_machine_serves_files() {
@@ -24,7 +24,7 @@ fn running_machine_serves_files() {
             access::changes(&inside, &files).await;
             assert!(host.ok(&["journal", "lab"]).contains("files: wrote /workspace/a/f"));
             // What does not depend on the daemon's user is done once.
-            if users().last() == Some(&user) {
+            if user == User::Unprivileged {
                 copy::folders(&host, "lab", false);
                 inside.sh("chmod -R u+rwX . && rm -rf ./*").await;
                 access::checkpoints(&host, "lab", &inside, &files).await;
@@ -67,7 +67,9 @@ fn running_machine_serves_files() {
 fn stopped_machine_changes_nothing() {
     let host = Machines::start(User::Own);
     host.ok(&NEW_LAB);
-    host.run("lab", "open('f', 'w').write('inside')");
+    refuses_links(&host);
+    is_watched(&host);
+    host.run("lab", "import os; os.system('rm -rf ./*'); open('f', 'w').write('inside')");
     host.with(async |client| {
         let (kernel, _) = client.open_kernel("lab").await.expect("opened");
         let files = kernel.files().await.expect("its files");
@@ -101,11 +103,22 @@ fn stopped_machine_changes_nothing() {
     });
 }
 
+/// A daemon that is root follows no name out of the workspace.
+fn refuses_links(host: &Machines) {
+    let folder = hostile::secret(host);
+    host.with(async |client| {
+        let (kernel, _) = client.open_kernel("lab").await.expect("opened");
+        let files = kernel.files().await.expect("its files");
+        let inside = Inside { kernel: &kernel, engine: EngineName::Python };
+        access::refusals(&inside, &files, "not_found").await;
+        hostile::links(&inside, &files, &folder).await;
+        inside.sh("chmod -R u+rwX . && rm -rf ./*").await;
+    });
+    hostile::assert_untouched(&folder);
+}
+
 /// Code inside and clients change files of a machine; a start and an end of the machine end a watch.
-#[test]
-fn machine_files_are_watched() {
-    let host = Machines::start(User::Own);
-    host.ok(&NEW_LAB);
+fn is_watched(host: &Machines) {
     host.run("lab", "import os; os.makedirs('old/er')");
     host.with(async |client| {
         let (kernel, _) = client.open_kernel("lab").await.expect("opened");

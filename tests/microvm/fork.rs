@@ -160,6 +160,7 @@ fn killed_fork_leaves_nothing() {
         let kernels: Vec<_> = kernels.map(|folder| folder.file_name()).collect();
         assert_eq!(kernels.len(), 1, "{point}: {kernels:?}");
     }
+    unseeded_copy_is_ended(&mut host, machine);
     // Once it is in the catalog, a child is whole.
     host.kill();
     host.env(fault::VARIABLE, "catalog.kernel.insert.after_commit=kill");
@@ -173,22 +174,8 @@ fn killed_fork_leaves_nothing() {
     assert_eq!(host.run("copy", "print(next(numbers), os.uname().nodename)"), expected, "{}", host.log());
 }
 
-#[test]
-fn python_package_copies_machines() {
-    let host = Machines::start(User::Own);
-    kernel(&host);
-    let ran = crate::foreign::script(&host, "tests/foreign/machines.py").output().expect("it runs");
-    let said = String::from_utf8_lossy(&ran.stderr).into_owned();
-    assert!(ran.status.success(), "{said}\n{}", host.log());
-    assert_eq!(String::from_utf8_lossy(&ran.stdout), "copied and compared\n", "{said}");
-    assert_eq!(host.machines().len(), 4, "each fork is a copy that runs");
-    assert_eq!(host.run("lab", "print(next(numbers))"), "1", "{}", host.log());
-}
-
-#[test]
-fn unseeded_copy_is_ended() {
-    let mut host = Machines::start(User::Own);
-    let machine = kernel(&host);
+/// A copy that is not seeded anew, or does not confirm it, is ended; the parent goes on.
+fn unseeded_copy_is_ended(host: &mut Machines, machine: u32) {
     host.kill();
     host.env(fault::VARIABLE, "machine.copy.seed=eio");
     host.launch();
@@ -198,13 +185,25 @@ fn unseeded_copy_is_ended() {
     until("the end of the copy", || host.all() == [machine]);
     assert!(!host.ok(&["ls"]).contains("copy"));
     // An engine that does not confirm it is refused, too.
-    host.run("lab", "random.seed = None");
+    host.run("lab", "seed = random.seed; random.seed = None");
     let refused = host.cli(&["fork", "lab", "copy"]);
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(!refused.status.success() && said.contains("seeding of the engine is not confirmed"), "{said}");
     until("the end of the copy", || host.all() == [machine]);
     assert!(!host.has_copies() && Host::is_alive(machine));
     assert!(words(machine).iter().any(|word| word == "-name"));
+    host.run("lab", "random.seed = seed");
+}
+
+#[test]
+fn python_package_copies_machines() {
+    let host = Machines::start(User::Own);
+    kernel(&host);
+    let ran = crate::foreign::script(&host, "tests/foreign/machines.py").output().expect("it runs");
+    let said = String::from_utf8_lossy(&ran.stderr).into_owned();
+    assert!(ran.status.success(), "{said}\n{}", host.log());
+    assert_eq!(String::from_utf8_lossy(&ran.stdout), "copied and compared\n", "{said}");
+    assert_eq!(host.machines().len(), 4, "each fork is a copy that runs");
     assert_eq!(host.run("lab", "print(next(numbers))"), "1", "{}", host.log());
 }
 

@@ -1,7 +1,7 @@
 //! The life of a kernel in a virtual machine: executions, checkpoints, restore, stop, start, fork, removal.
 
-use super::Machines;
-use crate::support::{until, users};
+use super::{Machines, users};
+use crate::support::until;
 
 const SET_UP: &str = "import os\nx = {'n': [1, 2.5]}\ndef greet(who): return 'hello ' + who\nos.makedirs('src/deep')\nopen('src/deep/a.txt', 'w').write('one\\n')\nopen('big', 'wb').write(os.urandom(3 << 20))\nos.symlink('deep/a.txt', 'src/link')\nos.chmod('src/deep', 0o500)";
 const BREAK: &str = "x = 'after'\ngreet = None\nos.chmod('src/deep', 0o700); os.remove('src/deep/a.txt'); open('big', 'ab').write(b'more'); open('new', 'w').close()";
@@ -54,31 +54,6 @@ fn machine_kernel_lives() {
         host.ok(&["rm", "lab", "--yes"]);
         until("the machines' end", || host.machines().is_empty());
     }
-}
-
-#[test]
-fn machine_port_is_reached() {
-    let host = Machines::start(crate::support::User::Own);
-    host.ok(&["new", "web", "--isolation", "microvm", "--engine", "python"]);
-    host.run("web", "1");
-    let server = "import socket; s = socket.create_server(('127.0.0.1', 8000)); print('up', flush=True); c = s.accept()[0]; c.sendall(c.recv(99).upper()); c.close(); s.accept()";
-    host.with(async |client| {
-        let (kernel, _) = client.open_kernel("web").await.expect("opened");
-        let port = kernel.open_port(8000).await.expect("opened");
-        assert_eq!(port.connect().await.map(drop).expect_err("nothing listens").reason, "port_closed");
-        host.ok(&["spawn", "web", "-d", "--", "python3", "-c", server]);
-        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(300);
-        let stream = loop {
-            match port.connect().await {
-                Ok(stream) => break stream,
-                Err(error) => assert!(std::time::Instant::now() < deadline, "{error}"),
-            }
-            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
-        };
-        stream.write(b"into a machine").await.expect("taken");
-        assert_eq!(stream.read().await.expect("read"), b"INTO A MACHINE");
-        assert!(stream.read().await.expect("read").is_empty(), "the server closed it");
-    });
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::fs;
 
 use ryokan::sys::fault;
 
-use super::{Machines, NEW_LAB, ask, image, status, users, words};
+use super::{Machines, NEW_LAB, ask, status, users, words};
 use crate::support::{Host, User, until};
 
 pub(super) const POOL: &str = "[pool]\npool_size = 1\nmin_idle = 1\n";
@@ -50,6 +50,7 @@ fn warm_machines_differ() {
     for user in users() {
         let host = Machines::configured(user, POOL);
         let warm = host.warm_up();
+        is_confined(&host, user, warm);
         host.ok(&["new", "one", "--isolation", "microvm", "--engine", "python"]);
         let one = host.run("one", WHO);
         assert!(host.machines().contains(&warm), "{user:?}: the kernel has the warm machine\n{}", host.log());
@@ -135,59 +136,56 @@ fn disk_bytes(pid: u32) -> u64 {
     fs::metadata(disk.expect("a disk")).expect("it is open").len()
 }
 
-#[test]
-fn monitor_is_confined() {
-    for user in crate::support::users() {
-        let host = Machines::configured(user, POOL);
-        let pid = host.warm_up();
-        assert_eq!((status(pid, "Seccomp"), status(pid, "NoNewPrivs")), ("2".into(), "1".into()));
-        assert_ne!(status(pid, "Seccomp_filters"), "1", "its own filter and ours");
-        // Two gibibytes beside its guest's memory; no file is larger than its disk.
-        let (memory, disk) = (guest_bytes(pid) + (2 << 30), disk_bytes(pid));
-        let limits = [
-            ("Max core file size", 0),
-            ("Max open files", 512),
-            ("Max data size", memory),
-            ("Max file size", disk.max(guest_bytes(pid))),
-            ("Max locked memory", 8 << 20),
-            ("Max msgqueue size", 0),
-            ("Max nice priority", 0),
-            ("Max realtime priority", 0),
-        ];
-        for (name, most) in limits {
-            assert_eq!(resource_limits(pid, name), [most.to_string(), most.to_string()], "{user:?}: {name}");
-        }
-        for namespace in ["user", "mnt", "net", "ipc", "uts", "cgroup"] {
-            let of = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/{namespace}")).expect("a namespace");
-            assert_ne!(of(&pid.to_string()), of("self"), "{namespace}");
-        }
-        // The monitor itself is asked to open files and sockets: it cannot.
-        let open = |path: &str| {
-            let command = serde_json::json!({ "execute": "blockdev-add", "arguments": {
-                "driver": "file", "node-name": "x", "filename": path, "read-only": true } });
-            ask(pid, &command.to_string()).expect("an answer")
-        };
-        let secret = host.data().join("catalog.db");
-        assert!(secret.exists());
-        for path in ["/etc/hostname", secret.to_str().expect("a path")] {
-            assert!(open(path).contains("No such file"), "{user:?}: {path}: {}", open(path));
-        }
-        // What its tree shows of others, Landlock refuses.
-        for path in ["/proc/1/environ", "/proc/self/root/proc/1/cmdline"] {
-            assert!(open(path).contains("Permission denied"), "{user:?}: {path}: {}", open(path));
-        }
-        let socket = host.socket();
-        let command = serde_json::json!({ "execute": "chardev-add", "arguments": { "id": "x", "backend": {
-            "type": "socket", "data": { "server": false, "addr": { "type": "unix", "data": { "path": socket } } } } } });
-        let answer = ask(pid, &command.to_string()).expect("an answer");
-        assert!(answer.contains("error") && answer.contains("not permitted"), "{user:?}: {answer}");
+/// The monitor of a warm machine has every layer, whoever the daemon's user is.
+fn is_confined(host: &Machines, user: User, pid: u32) {
+    assert_eq!((status(pid, "Seccomp"), status(pid, "NoNewPrivs")), ("2".into(), "1".into()));
+    assert_ne!(status(pid, "Seccomp_filters"), "1", "its own filter and ours");
+    // Two gibibytes beside its guest's memory; no file is larger than its disk.
+    let (memory, disk) = (guest_bytes(pid) + (2 << 30), disk_bytes(pid));
+    let limits = [
+        ("Max core file size", 0),
+        ("Max open files", 512),
+        ("Max data size", memory),
+        ("Max file size", disk.max(guest_bytes(pid))),
+        ("Max locked memory", 8 << 20),
+        ("Max msgqueue size", 0),
+        ("Max nice priority", 0),
+        ("Max realtime priority", 0),
+    ];
+    for (name, most) in limits {
+        assert_eq!(resource_limits(pid, name), [most.to_string(), most.to_string()], "{user:?}: {name}");
     }
+    for namespace in ["user", "mnt", "net", "ipc", "uts", "cgroup"] {
+        let of = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/{namespace}")).expect("a namespace");
+        assert_ne!(of(&pid.to_string()), of("self"), "{namespace}");
+    }
+    // The monitor itself is asked to open files and sockets: it cannot.
+    let open = |path: &str| {
+        let command = serde_json::json!({ "execute": "blockdev-add", "arguments": {
+                "driver": "file", "node-name": "x", "filename": path, "read-only": true } });
+        ask(pid, &command.to_string()).expect("an answer")
+    };
+    let secret = host.data().join("catalog.db");
+    assert!(secret.exists());
+    for path in ["/etc/hostname", secret.to_str().expect("a path")] {
+        assert!(open(path).contains("No such file"), "{user:?}: {path}: {}", open(path));
+    }
+    // What its tree shows of others, Landlock refuses.
+    for path in ["/proc/1/environ", "/proc/self/root/proc/1/cmdline"] {
+        assert!(open(path).contains("Permission denied"), "{user:?}: {path}: {}", open(path));
+    }
+    let socket = host.socket();
+    let command = serde_json::json!({ "execute": "chardev-add", "arguments": { "id": "x", "backend": {
+            "type": "socket", "data": { "server": false, "addr": { "type": "unix", "data": { "path": socket } } } } } });
+    let answer = ask(pid, &command.to_string()).expect("an answer");
+    assert!(answer.contains("error") && answer.contains("not permitted"), "{user:?}: {answer}");
 }
 
 #[test]
 fn killed_daemon_leaves_no_warm_machine() {
     let mut host = Machines::configured(User::Own, POOL);
     let warm = host.warm_up();
+    is_confined(&host, User::Own, warm);
     host.ok(&["new", "kept", "--isolation", "microvm", "--engine", "python"]);
     host.run("kept", "x = 1");
     let next = host.await_restored();
@@ -236,21 +234,6 @@ fn killed_bind_keeps_state() {
         assert_eq!(host.run("lab", code), "42 kept", "{fault}\n{}", host.log());
         until("the end of the other machine", || host.machines().len() == 2);
     }
-}
-
-#[test]
-fn stopped_daemon_ends_template_build() {
-    let mut host = Machines::cold(User::Own, "");
-    let mut build = host.command("ryokan");
-    build.args(["--no-autostart", "images", "rotate", &image()]).stderr(std::process::Stdio::null());
-    let mut build = build.spawn().expect("it runs");
-    let builds = || host.all().into_iter().any(|pid| words(pid).iter().any(|word| word.contains("share=on")));
-    until("a template's machine", builds);
-    host.signal(nix::sys::signal::Signal::SIGTERM);
-    host.wait();
-    assert!(!build.wait().expect("it ends").success());
-    // Without a daemon its guest would wait for minutes.
-    until("the machines' end", || host.all().is_empty());
 }
 
 #[test]
