@@ -148,6 +148,7 @@ fn memory_is_refused_with_its_rule() {
     // A machine of another size, and damage, are found before anything is changed.
     kernel(&host);
     memory_checkpoint(&host, "one");
+    other_architecture_is_refused(&host);
     host.run("lab", CHANGE);
     host.ok(&["update", "lab", "--memory", "640M"]);
     let said = refused(&host, &["restore", "lab", "one", "--yes"], 4);
@@ -168,6 +169,26 @@ fn memory_is_refused_with_its_rule() {
     let why = done["why_not_memory"].as_str().unwrap_or_default();
     assert!(done["engine_from"] == "saved" && why.contains("damaged"), "{done}");
     assert_eq!(host.run("lab", "print(saved, open('note').read())"), "42 kept", "{}", host.log());
+}
+
+/// The same memory, as if another architecture's: it is refused before anything is changed.
+fn other_architecture_is_refused(host: &Machines) {
+    let (file, machines) = (host.path("lab.ryokan"), host.machines());
+    let exported = host.cli(&["export", "lab", "-"]);
+    let other = if cfg!(target_arch = "x86_64") { "aarch64" } else { "x86_64" };
+    std::fs::write(&file, crate::teleport::marked(&exported.stdout, other)).expect("written");
+    host.ok(&["import", file.to_str().expect("text"), "--as", "foreign"]);
+    let seen = || {
+        let mut shown = json(host, &["show", "foreign"]);
+        // It is measured from time to time.
+        shown["disk"].take();
+        shown
+    };
+    let before = seen();
+    let said = refused(host, &["restore", "foreign", "one", "--kind", "teleport", "--yes"], 4);
+    assert!(said.contains(other) && said.contains("--kind checkpoint"), "{said}");
+    assert_eq!((seen(), host.machines()), (before, machines), "it is untouched");
+    host.ok(&["rm", "foreign", "--yes"]);
 }
 
 /// Damages an entry of the store that only memory or a disk can be: bytes in the middle of the largest pack.
@@ -230,6 +251,14 @@ fn killed_memory_restore_recovers() {
     let failed = host.cli(&["restore", "lab", "one", "--yes"]);
     assert!(!failed.status.success(), "{}", String::from_utf8_lossy(&failed.stdout));
     assert_eq!(host.run("lab", "print(next(numbers), saved)"), "5 43", "{}", host.log());
+    // One that cannot continue now is kept: nothing of it was used.
+    arm(&mut host, "machine.installed.start=eio");
+    let done = restored(&host, "one", &[]);
+    let why = done["why_not_memory"].as_str().unwrap_or_default();
+    assert!(why.contains("cannot continue now") && why.contains("--without-memory"), "{done}\n{}", host.log());
+    assert_eq!(host.run("lab", SEE), "2 42 kept ['note']", "{}", host.log());
+    assert!(host.run("lab", COUNTS).starts_with("True"), "the thread goes on");
+    assert!(!host.ok(&["events", "lab", "--json"]).contains("memory_lost"));
     // One that is not seeded ends, and the kernel has its files and saved state.
     arm(&mut host, "machine.copy.seed=eio");
     let done = restored(&host, "one", &[]);
@@ -237,22 +266,4 @@ fn killed_memory_restore_recovers() {
     assert_eq!(host.run("lab", "print(saved, open('note').read())"), "42 kept", "{}", host.log());
     assert!(host.ok(&["events", "lab", "--json"]).contains("memory_lost"));
     assert!(Host::is_alive(host.machines()[0]));
-}
-
-#[test]
-fn installed_memory_is_kept() {
-    let mut host = Machines::start(User::Own);
-    kernel(&host);
-    memory_checkpoint(&host, "one");
-    host.run("lab", CHANGE);
-    host.kill();
-    // Before the machine continues: nothing of it was used.
-    host.env(fault::VARIABLE, "machine.installed.start=eio");
-    host.launch();
-    let done = restored(&host, "one", &[]);
-    let why = done["why_not_memory"].as_str().unwrap_or_default();
-    assert!(why.contains("cannot continue now") && why.contains("--without-memory"), "{done}\n{}", host.log());
-    assert_eq!(host.run("lab", SEE), "1 42 kept ['note']", "{}", host.log());
-    assert!(host.run("lab", COUNTS).starts_with("True"), "the thread goes on");
-    assert!(!host.ok(&["events", "lab", "--json"]).contains("memory_lost"));
 }

@@ -25,6 +25,7 @@ use serde_json::Value;
 
 use crate::support::{Host, User, kernel, out};
 
+pub(crate) use architectures::marked;
 pub(crate) use crash_safety::one_is_left;
 pub(crate) use hostile::machine_offer;
 pub(crate) use wire_faults::faulty;

@@ -42,6 +42,12 @@ impl Objects {
         address
     }
 
+    /// Takes out what is too large to name others, a memory's pieces: a replacement searches all objects.
+    pub fn without_large(&mut self) -> Vec<Vec<u8>> {
+        let large = |_: &Address, bytes: &mut Vec<u8>| bytes.len() > 256 << 10;
+        self.by_address.extract_if(.., large).map(|(_, bytes)| bytes).collect()
+    }
+
     pub fn all(&self) -> impl Iterator<Item = (&Address, &Vec<u8>)> {
         self.by_address.iter()
     }
