@@ -44,7 +44,7 @@ impl Objects {
 
     /// Takes out what is too large to name others, a memory's pieces: a replacement searches all objects.
     pub fn without_large(&mut self) -> Vec<Vec<u8>> {
-        let large = |_: &Address, bytes: &mut Vec<u8>| bytes.len() > 256 << 10;
+        let large = |_: &Address, bytes: &mut Vec<u8>| bytes.len() > 32 << 10;
         self.by_address.extract_if(.., large).map(|(_, bytes)| bytes).collect()
     }
 
