@@ -63,12 +63,10 @@ pub async fn suspend(host: &Rc<Host>, kernel: &Rc<Kernel>, actor: Actor, interru
             let _ = tokio::time::timeout(limits::WORKER_STOP, link.resume()).await;
             return Err(error);
         }
-        let suspended = own.suspended().await;
+        let suspended = own.suspended(release).await;
         if suspended.is_err() {
             // The stop that was requested meanwhile needs its answer.
             own.unpark_worker().await;
-        } else if release {
-            own.release_worker();
         }
         suspended
     })

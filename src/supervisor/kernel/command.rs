@@ -102,8 +102,9 @@ pub enum Command {
     Start(Actor, StartMode, Reply<()>),
     /// Stop the worker; replies when the worker has ended.
     Stop(Actor, StopMode, Reply<()>),
-    /// The operation under way has paused the worker.
-    Suspended(Reply<()>),
+    /// The operation under way has paused the worker; with `true` it has saved its memory, and the reply follows
+    /// the worker's end.
+    Suspended(bool, Reply<()>),
     /// Journal a message; returns its number.
     Message(Change, Message, Reply<u64>),
     /// Change the workflow records; with an idempotency key.

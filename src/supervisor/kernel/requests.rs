@@ -83,12 +83,13 @@ impl Kernel {
         self.ask(|reply| Command::Stop(actor, mode, reply)).await
     }
 
-    /// Records that the caller's operation has paused the worker.
+    /// Records that the caller's operation has paused the worker. `release`: its memory is saved, and it ends before this
+    /// returns, so that the next use does not meet it.
     ///
     /// # Errors
     /// `conflict` if a stop has begun.
-    pub(crate) async fn suspended(&self) -> Result<()> {
-        self.ask_patiently(Command::Suspended).await
+    pub(crate) async fn suspended(&self, release: bool) -> Result<()> {
+        self.ask_patiently(|reply| Command::Suspended(release, reply)).await
     }
 
     /// Resumes a suspended kernel.

@@ -6,19 +6,26 @@ use super::{Report, Task};
 use crate::core::error::{Error, Result};
 use crate::core::kernel::{CrashCause, Event, State};
 use crate::core::limits;
+use crate::supervisor::kernel::command::Reply;
 use crate::sys::fault;
 
 impl Task {
-    /// Records that the operation under way has paused the worker.
-    pub(super) async fn suspended(&mut self) -> Result<()> {
+    /// Records that the operation under way has paused the worker. `release`: ends it, and replies after its end.
+    pub(super) async fn suspended(&mut self, release: bool, reply: Reply<()>) {
         self.step(Event::Suspended).await;
-        match self.life.state {
-            State::Suspended => Ok(()),
+        let outcome = match (&self.life.state, &self.worker.current) {
+            (State::Suspended, Some(current)) if release => {
+                current.worker.kill();
+                self.worker.stop_replies.push(reply);
+                return;
+            }
+            (State::Suspended, _) => Ok(()),
             _ => {
                 let name = &self.kernel.spec().name;
                 Err(Error::conflict(format!("kernel {name} was stopped while it was to be suspended")))
             }
-        }
+        };
+        let _ = reply.send(outcome);
     }
 
     /// Ends the pause of the worker, beside the task.
