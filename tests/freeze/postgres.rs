@@ -123,7 +123,7 @@ impl Drop for Server {
 /// Gives the daemon a password file.
 pub fn add_password(host: &mut Host, user: User) {
     let file = host.path("config").join("pgpass");
-    fs::write(&file, format!("*:*:*:shop:{SECRET}\n")).unwrap();
+    fs::write(&file, format!("*:*:*:*:{SECRET}\n")).unwrap();
     fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
     if user == User::Unprivileged {
         std::os::unix::fs::chown(&file, Some(crate::support::UNPRIVILEGED), None).unwrap();
@@ -198,10 +198,15 @@ fn postgres_is_restored_as_one() {
         assert_eq!(server.state(), frozen);
         let subscribe = "CREATE SUBSCRIPTION news CONNECTION 'dbname=x' PUBLICATION p WITH (connect = false)";
         server.sql("shop", subscribe);
+        shop.host.ok(&["freeze", "plant", "-m", "subscribed"]);
         refused(&shop, &RESTORE, "has subscriptions: news");
         server.sql("shop", "ALTER SUBSCRIPTION news SET (slot_name = NONE)");
         server.sql("shop", "DROP SUBSCRIPTION news");
-        assert_eq!(server.state(), frozen);
+        shop.host.ok(&["--yes", "restore", "plant", "subscribed"]);
+        assert_eq!(
+            (server.state(), server.sql("shop", "SELECT count(*) FROM pg_subscription")),
+            (frozen.clone(), "0".into())
+        );
         // A database that is gone.
         server.sql("postgres", "DROP DATABASE shop WITH (FORCE)");
         refused(&shop, &["freeze", "plant"], "no database shop");
@@ -235,6 +240,14 @@ fn postgres_stays_whole_under_writes() {
     for n in 0..3 {
         shop.host.ok(&["freeze", "plant", "-m", &format!("n{n}")]);
         server.state();
+    }
+    // A role that may only read freezes as often.
+    server.sql("postgres", &format!("CREATE ROLE reader LOGIN PASSWORD '{SECRET}' IN ROLE pg_read_all_data"));
+    let reader = server.connection().replace("user=shop", "user=reader");
+    shop.host.ok(&["group", "new", "seen"]);
+    shop.host.ok(&["group", "add", "seen", "--postgres", &reader]);
+    for _ in 0..2 {
+        shop.host.ok(&["freeze", "seen"]);
     }
     for _ in 0..2 {
         let before = writer.moves();

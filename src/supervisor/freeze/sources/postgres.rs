@@ -268,7 +268,7 @@ impl PostgresSource {
         let file = self.scratch.join("schema");
         let output = Output::File(&file, limits::POSTGRES_SCHEMA_BYTES);
         let snapshot = snapshot.map(|snapshot| format!("--snapshot={snapshot}"));
-        let args = ["--schema-only", "--no-comments"].into_iter().chain(snapshot.as_deref());
+        let args = ["--schema-only", "--no-comments", "--no-subscriptions"].into_iter().chain(snapshot.as_deref());
         self.run("pg_dump", database, &args.collect::<Vec<_>>(), output).await?;
         let text = std::fs::read(&file).map_err(injected)?;
         let mut hash = blake3::Hasher::new();
@@ -443,7 +443,9 @@ impl DataSource for PostgresSource {
         let file = self.scratch.join("dump");
         let output = Output::File(&file, limits::BLOB_BYTES);
         // The store compresses, and finds what older freezes have in common with a dump that is not compressed.
-        self.run("pg_dump", &name, &["-Fc", "-Z0", &format!("--snapshot={snapshot}")], output).await?;
+        // A copy with one could not be dropped.
+        let args = ["-Fc", "-Z0", "--no-subscriptions", &format!("--snapshot={snapshot}")];
+        self.run("pg_dump", &name, &args, output).await?;
         session.end().await;
         // Reads and unpacks all of it.
         self.verify_dump(&file).await?;
