@@ -50,6 +50,7 @@ impl GroupWorld {
             submodules: Vec::new(),
             worktrees: Vec::new(),
             linked_to: None,
+            left_out: Vec::new(),
         };
         let revision = SchemaRevision { user_version: 1, schema: "x".into() };
         let database = DatabasePart::Whole { image, bytes: 10, revision, mode: 0o600 };

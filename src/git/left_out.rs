@@ -24,6 +24,11 @@ impl Repository {
         self
     }
 
+    /// The paths of these files.
+    pub fn left_out(&self) -> Vec<String> {
+        self.left_out.to_vec()
+    }
+
     /// The repository without these files, too.
     pub fn leaving_out_also(mut self, files: &[PathBuf]) -> Repository {
         let before = Rc::clone(&self.left_out);

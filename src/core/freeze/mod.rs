@@ -308,6 +308,9 @@ pub struct RepositoryPart {
     /// The directory that it shares with its repository, if it is a linked work tree itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub linked_to: Option<String>,
+    /// Paths of files of databases within it, which a restore neither writes nor removes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub left_out: Vec<String>,
 }
 
 /// What a kernel's code and files are based on.

@@ -104,6 +104,7 @@ mod tests {
             submodules,
             worktrees: Vec::new(),
             linked_to: None,
+            left_out: Vec::new(),
         }
     }
 

@@ -1,6 +1,6 @@
 //! The members of a group during one operation: how each kind is suspended, captured, restored and resumed.
 
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -131,13 +131,19 @@ pub(super) async fn open_in(supervisor: &Supervisor, group: &Group, member: &Mem
     })
 }
 
-/// The files of the databases that a freeze holds: members now or then.
+/// The files of the databases that a freeze holds or left out of its repositories: members now or then.
 pub(super) fn database_files_of(parts: &[Part]) -> Vec<PathBuf> {
-    let paths = parts.iter().filter_map(|part| match &part.captured {
-        Captured::Database { path, .. } => Some(Path::new(path)),
-        _ => None,
+    // An imported freeze may name anything.
+    let is_inside = |path: &&Path| path.components().all(|part| matches!(part, Component::Normal(_)));
+    let files = parts.iter().flat_map(|part| match &part.captured {
+        Captured::Database { path, .. } => sources::database_files(Path::new(path)).into_iter().collect(),
+        Captured::Repository { path, part } => {
+            let inside = part.left_out.iter().map(Path::new).filter(is_inside);
+            inside.map(|file| Path::new(path).join(file)).collect()
+        }
+        _ => Vec::new(),
     });
-    paths.flat_map(sources::database_files).collect()
+    files.collect()
 }
 
 fn kernel(supervisor: &Supervisor, id: KernelId) -> Result<Rc<Kernel>> {

@@ -31,7 +31,7 @@ impl From<&State> for RepositoryPart {
             part: one.state.as_ref().map(RepositoryPart::from),
         };
         let submodules = submodules.into_iter().map(inner).collect();
-        let (pack, dependencies, worktrees, linked_to) = (None, Vec::new(), Vec::new(), None);
+        let (pack, dependencies, worktrees, linked_to, left_out) = Default::default();
         RepositoryPart {
             head,
             index_tree,
@@ -43,6 +43,7 @@ impl From<&State> for RepositoryPart {
             submodules,
             worktrees,
             linked_to,
+            left_out,
         }
     }
 }
@@ -82,7 +83,8 @@ fn missing(repository: &Repository, one: &SubmodulePart) -> Error {
 pub(super) async fn named(repository: &Repository, scratch: &Path, state: &State) -> Result<RepositoryPart> {
     let dependencies = repository.dependencies(scratch).await?;
     let linked_to = repository.shared_dir().map(|shared| shared.display().to_string());
-    Ok(RepositoryPart { dependencies, worktrees: repository.worktrees(), linked_to, ..state.into() })
+    let (worktrees, left_out) = (repository.worktrees(), repository.left_out());
+    Ok(RepositoryPart { dependencies, worktrees, linked_to, left_out, ..state.into() })
 }
 
 /// Stores the objects that commits do not have, and keeps the commits by `reference`: what git collects, no freeze has.
