@@ -40,7 +40,7 @@ fn newer_data_needs_newer_code() {
     assert!(refused.status.code() == Some(4) && reported.contains("end the merge"), "{reported}");
     shop.git(&["merge", "--abort"]);
     shop.git(&["checkout", "-q", "--detach", &old]);
-    // Nor is an index no new schema.
+    // An index makes another schema of the same version.
     shop.host.ok(&["--yes", "restore", "shop", "new"]);
     shop.sql("CREATE INDEX notes ON accounts (note)");
     shop.git(&["checkout", "-q", "--detach", &old]);

@@ -40,7 +40,7 @@ fn dead_parked_machine_is_not_granted() {
     end(next);
     host.ok(&["new", "gone", "--isolation", "microvm", "--engine", "python"]);
     let waiting = host.begin("gone", "print(1)");
-    until("its start", || !host.ok(&["show", "gone", "--json"]).contains("\"stopped\""));
+    until("its start", || host.ok(&["show", "gone", "--json"]).contains("\"starting\""));
     host.ok(&["rm", "gone", "--yes"]);
     waiting.wait_with_output().expect("it ends");
     let next = host.await_restored();

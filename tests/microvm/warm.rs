@@ -136,7 +136,7 @@ fn disk_bytes(pid: u32) -> u64 {
     fs::metadata(disk.expect("a disk")).expect("it is open").len()
 }
 
-/// The monitor of a warm machine has every layer, whoever the daemon's user is.
+/// Checks every layer around the monitor of a warm machine.
 fn is_confined(host: &Machines, user: User, pid: u32) {
     assert_eq!((status(pid, "Seccomp"), status(pid, "NoNewPrivs")), ("2".into(), "1".into()));
     assert_ne!(status(pid, "Seccomp_filters"), "1", "its own filter and ours");

@@ -6,10 +6,10 @@
 //! ```
 //!
 //! All files are removed before the machine continues. The disk's time of change makes them invalid as soon as anything
-//! else writes to the disk; of a data directory that was copied, contents are compared. QEMU's memory is the file that it has mapped, kept as `suspended.base`, and the pages that
-//! differ from it (`suspended.pages`); where that is not possible, QEMU writes state and memory as one stream. Firecracker
-//! opens its files by name when it starts: they are prepared then (`machine.state`, `machine.memory`), and linked as
-//! `suspended.new` and `suspended.memory` once they are written.
+//! else writes to the disk; in a data directory that was copied, contents are compared. QEMU's memory is the file that it
+//! has mapped, kept as `suspended.base`, and the pages that differ from it (`suspended.pages`); where that is not possible,
+//! QEMU writes state and memory as one stream. Firecracker opens its files by name when it starts: they are prepared then
+//! (`machine.state`, `machine.memory`), and linked as `suspended.new` and `suspended.memory` once they are written.
 
 use std::fs::{File, OpenOptions};
 use std::io::Read as _;

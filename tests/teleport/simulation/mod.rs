@@ -11,9 +11,9 @@
 //! ```
 //!
 //! Faults: ends of a daemon between any two small steps, losses of power, failed syncs that lose what was not durable, full
-//! disks, records that a start and objects that a move cannot read, workers that neither stop nor resume, arrivals that
-//! a rule of the target refuses, executions that end at their time limit, clocks that jump, lost, repeated, late and changed messages, partitions, and
-//! replays of moves of an old epoch.
+//! disks, records that a start and objects that a move cannot read, workers that neither stop nor resume, arrivals that a
+//! rule of the target refuses, executions that end at their time limit, clocks that jump, lost, repeated, late and changed
+//! messages, partitions, and replays of moves of an old epoch.
 //! After every step each [`Rule`] holds; once faults end, everything comes to an end. Each [`Mistake`] breaks a driver and
 //! must be found.
 //!
@@ -145,7 +145,7 @@ const MISTAKES: [(Mistake, Rule, u64); 41] = [
     (Mistake::AnyDepartureCommits, Rule::OneLiveCopy, 53),
     (Mistake::TargetDecides, Rule::OneLiveCopy, 2),
     (Mistake::OldEpochIsTaken, Rule::OneLiveCopy, 55),
-    (Mistake::StoppedWorkerGoesOn, Rule::OneLiveCopy, 1),
+    (Mistake::StoppedWorkerGoesOn, Rule::OneLiveCopy, 8),
     (Mistake::CleanupBeforeSync, Rule::NoLostWork, 526),
     (Mistake::SourceForgets, Rule::NoLostWork, 12),
     (Mistake::DamageAborts, Rule::NoLostWork, 798),

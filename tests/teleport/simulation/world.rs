@@ -38,7 +38,8 @@ macro_rules! counts {
 
 counts! {
     worked moved stayed returned checkpoints restores suspends freezes group_restores granted adopted recycled
-    crashes power_losses failed_syncs failed_reads failed_stops refused timeouts lost repeated late corrupted full_disks partitions clock_jumps replays
+    crashes power_losses failed_syncs failed_reads failed_stops refused timeouts
+    lost repeated late corrupted full_disks partitions clock_jumps replays
 }
 
 /// SplitMix64.
