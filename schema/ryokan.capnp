@@ -77,7 +77,7 @@ interface Host {
   # their own.
 
   teleport @14 (kernel :Text, to :Text, allowMissing :Bool, sink :TeleportSink, kind :Text, limitRate :UInt64,
-      isolation :Text, since :Text, key :Text, expectedVersion :UInt64 = 0, missing :List(Text))
+      isolation :Text, since :Text, key :Text, expectedVersion :UInt64 = 0, missing :List(Text), places :List(Pair))
       -> (report :TeleportReport);
   # Moves a kernel to another host; returns when the kernel lives there. `to` is
   # `ssh://[USER@]HOST[:PORT][/SOCKET]` (the path of the other daemon's socket), or `exec:COMMAND`: a shell command whose standard streams are
@@ -95,6 +95,9 @@ interface Host {
   # `unsupported` (`partial_history`) if the other host's release takes only all of them.
   # Idempotent: the same `key` within 24 hours returns the report of the first move, also after the
   # kernel came back; a move that failed is tried again.
+  # Of a group, its kernels move as one, and its repositories, databases and directories come to be at
+  # `places`, by member, on the other host, as a copy: here they stay. Any other member is
+  # `unsupported` with reason `group_member`. Neither `since` nor `key`.
   abortTeleport @15 (kernel :Text) -> ();
   # Ends a move before its commit; `conflict` after it.
   handovers @16 () -> (handovers :List(Handover));
@@ -1074,13 +1077,14 @@ struct TeleportReport {
   kindReason @11 :Text;       # why this kind
   elapsedMs @12 :UInt64;      # of the whole move
   wireBytes @13 :UInt64;      # sent on the connection, compressed
+  stays @14 :List(Text);      # of a group: what stays here as it is
 }
 
 struct Handover {
   id @0 :Text;
   kernel @1 :Text;            # id
   name @2 :Text;
-  state @3 :Text;             # moving, committing, aborting, undecided; prepared, live; damaged
+  state @3 :Text;             # moving, committing, aborting, undecided; prepared, arriving (a group), live; damaged
   peer @4 :Text;              # outgoing: the transport; incoming: id of the source host
   epoch @5 :UInt64;           # incoming: of the kernel here
   atMs @6 :Int64;

@@ -30,7 +30,7 @@ use crate::core::workflow::Decision;
 use crate::store::StoreError;
 use crate::workspace::WorkspaceError;
 
-pub use group::{GroupContents, write_group};
+pub use group::{GroupContents, verify_group, write_group};
 pub use read::{Bundle, Contents, read, verify, verify_state, verify_tree};
 pub use write::{reach, write};
 

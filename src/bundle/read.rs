@@ -71,7 +71,7 @@ pub fn read(
         let signed = (head_digest, Some(reading.signature(head_digest)?));
         admit(&head).map_err(BundleError::NotAdmitted)?;
         let (digest, held) = reading.rest()?;
-        return whole_group(&held, head, digest, signed).map(|group| Bundle::Group(Box::new(group)));
+        return whole_group(&held, (head, false), digest, signed).map(|group| Bundle::Group(Box::new(group)));
     }
     let (head, head_digest) = reading.head::<Head>(Record::Head)?;
     check_head(&head)?;
@@ -279,7 +279,7 @@ pub(super) fn check_head(head: &Head) -> Result<(), BundleError> {
 /// The store, restricted to the file's own objects: a file must not lead to objects that others stored.
 pub(super) struct Held<'a> {
     pub(super) store: &'a Store,
-    held: Arc<HashSet<Digest>>,
+    pub(super) held: Arc<HashSet<Digest>>,
 }
 
 impl Objects for Held<'_> {

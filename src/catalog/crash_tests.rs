@@ -505,6 +505,7 @@ fn catalog_steps_are_atomic() {
         "freeze.",
         "catalog.freeze.",
         "catalog.group.",
+        "catalog.groupmove.",
         "catalog.host.key",
         "catalog.trust.",
         "database.",

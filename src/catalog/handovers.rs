@@ -74,6 +74,7 @@ impl CatalogHandle {
         self.write_anew("catalog.decision.rewrite", |db| {
             db.sql("rewrite handovers", |c| {
                 c.execute("UPDATE handovers SET live = live", [])?;
+                c.execute("UPDATE group_moves SET state = state", [])?;
                 c.execute("UPDATE kernels SET epoch = epoch WHERE id IN (SELECT kernel FROM handovers)", []).map(drop)
             })
         })
@@ -138,8 +139,9 @@ fn put(db: &Db, handover: &HandoverRow) -> Result<()> {
         }
     }
     let HandoverRow { id, side, kernel, uid, live, record, at_ms } = handover;
-    // The supervisor has looked, but a group may have got it since.
-    let is_member = "SELECT EXISTS (SELECT 1 FROM group_members WHERE kernel = ?)";
+    // The supervisor has looked, but a group may have got it since. With its group it may leave.
+    let is_member = "SELECT EXISTS (SELECT 1 FROM group_members WHERE kernel = ? AND group_id NOT IN
+                     (SELECT group_id FROM group_moves WHERE side = 0 AND state = 0))";
     if *side == Side::Out && exists(db, is_member, *kernel)? {
         return Err(super::CatalogError::Conflict("the kernel is a member of a group".into()));
     }

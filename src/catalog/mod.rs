@@ -16,6 +16,7 @@ mod events;
 mod files;
 mod freeze_removal;
 mod group_imports;
+mod group_moves;
 mod group_pauses;
 mod groups;
 mod handle;
@@ -38,6 +39,7 @@ pub use engine_db::{Applied, Changes, EngineDb, EngineInfo, Entry, EntryHead, In
 pub use error::CatalogError;
 pub use events::{EventPage, NewEvent};
 pub use files::{KernelFiles, sweep_kernels};
+pub use group_moves::GroupMoveRow;
 pub use groups::NewFreeze;
 pub use handle::{Catalog, CatalogConfig, CatalogHandle, Notes, Written};
 pub use handovers::HandoverRow;

@@ -403,6 +403,6 @@ pub fn teleport(report: &TeleportReport) -> Json {
         "bytes": report.bytes, "sent_objects": report.sent_objects, "sent_bytes": report.sent_bytes,
         "pause_ms": report.pause_ms, "missing": report.missing, "acknowledged": report.acknowledged,
         "kind": report.kind.name(), "kind_reason": report.kind_reason, "elapsed_ms": report.elapsed_ms,
-        "wire_bytes": report.wire_bytes,
+        "wire_bytes": report.wire_bytes, "stays": report.stays,
     })
 }

@@ -78,7 +78,7 @@ pub struct ImportArgs {
     pub leave_out: Vec<String>,
 }
 
-fn parse_place(text: &str) -> Result<(String, String), String> {
+pub(super) fn parse_place(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((member, place)) if !member.is_empty() && !place.is_empty() => Ok((member.into(), place.into())),
         _ => Err("expected MEMBER=PLACE, such as code=/srv/code".into()),
@@ -229,7 +229,7 @@ async fn imported(context: &Context, args: &ImportArgs) -> Result<Imported, Fail
         return Ok(Imported::Kernel(Box::new(upload.finish(&granted).await?), signer));
     };
     let places = args.places.iter().map(|(member, place)| place_of(&group, member, place)).collect::<Result<_, _>>()?;
-    let arrival = GroupArrival { name: String::new(), places, left_out: args.leave_out.clone(), granted };
+    let arrival = GroupArrival { name: String::new(), places, left_out: args.leave_out.clone(), granted, moved: false };
     Ok(Imported::Group(Box::new(upload.finish_group(&arrival).await?), signer, group.sealer))
 }
 

@@ -11,6 +11,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use super::context::Context;
 use super::failure::Failure;
 use super::names::KernelArg;
+use super::portable::parse_place;
 use super::spec::isolations;
 use super::{json, render};
 use crate::core::error::Error;
@@ -32,7 +33,7 @@ const WIDTH: usize = 72;
 /// `ryokan teleport`
 #[derive(Debug, Args)]
 pub struct TeleportArgs {
-    /// Name or id of the kernel
+    /// Name or id of the kernel, or name of the group
     #[arg(required_unless_present_any = ["status", "resolve"])]
     pub name: Option<KernelArg>,
     /// The other host: ssh://[USER@]HOST[:PORT][/SOCKET], or exec:COMMAND that leads to `ryokan pipe` there
@@ -58,6 +59,9 @@ pub struct TeleportArgs {
     /// Idempotency key, valid for 24 hours: a repeated command returns the report of the first move
     #[arg(long, value_name = "KEY", default_value = "", hide_default_value = true, conflicts_with_all = ["status", "abort", "resolve"])]
     pub key: String,
+    /// Of a group: where a repository, database or directory comes to be on the other host; repeatable
+    #[arg(long = "place", value_name = "MEMBER=PATH", value_parser = parse_place, conflicts_with_all = ["status", "abort", "resolve"])]
+    pub places: Vec<(String, String)>,
     /// List moves in progress, unacknowledged moves and received kernels
     #[arg(long, conflicts_with_all = ["to", "abort", "resolve"])]
     pub status: bool,
@@ -133,13 +137,16 @@ pub async fn teleport(context: &Context, args: TeleportArgs) -> Result<(), Failu
     let (kind, limit_rate) = (args.kind.request(), args.limit_rate);
     let (isolation, since, key) = (args.isolation, args.since, args.key);
     let options = MoveOptions { allow_missing, kind, limit_rate, isolation, since, key, expected_version: 0 };
-    let moved = host.teleport(&name, &to, options, progress).await;
+    let moved = host.teleport_to(&name, &to, (options, &args.places), progress).await;
     if shown {
         let _ = write!(std::io::stderr(), "\r{:WIDTH$}\r", "");
     }
     let report = moved?;
     for missing in &report.missing {
         context.say(&format!("moved without {}", render::plain(missing)));
+    }
+    for stays in &report.stays {
+        context.say(&render::plain(stays));
     }
     if !report.acknowledged {
         context.say("the other host has not confirmed yet: the commit is repeated until it does");
@@ -193,17 +200,20 @@ async fn resolve(context: &Context, id: &str, live: bool) -> Result<(), Failure>
     let id: HandoverId =
         id.parse().map_err(|error: crate::core::ids::ParseIdError| Error::invalid(error.to_string()))?;
     let host = context.host().await?;
-    let is_outgoing =
-        host.handovers().await?.iter().any(|one| {
-            one.id == id && matches!(one.state.as_str(), "moving" | "committing" | "aborting" | "undecided")
-        });
-    context.confirm(match (live, is_outgoing) {
-        (true, _) => "activate the kernel here: if its source host still runs it, there are two live copies; activate it",
-        (false, true) => {
-            "give up notifying the other host: what it holds of the kernel must be resolved there; give up"
+    let found = host.handovers().await?.into_iter().find(|one| one.id == id);
+    context.confirm(match (live, found.as_ref().map(|one| one.state.as_str()).unwrap_or_default()) {
+        // It is decided: both go on with what the source wants.
+        (true, "arriving") => "try again to bring the group into its places",
+        (false, "arriving") => {
+            "end the arrival of the group without its repositories, databases and directories: its kernels live here, \
+             the others are at the source only; end it"
         }
-        (false, false) => {
-            "decide in place of the other host: if the kernel has left its source, this deletes the only copy; delete it"
+        (true, _) => "activate it here: if its source host still runs it, there are two live copies; activate it",
+        (false, "moving" | "committing" | "aborting" | "undecided") => {
+            "give up notifying the other host: what it holds of the move must be resolved there; give up"
+        }
+        (false, _) => {
+            "decide in place of the other host: if it has left its source, this deletes the only copy; delete it"
         }
     })?;
     host.resolve_handover(id, live).await?;

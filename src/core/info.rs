@@ -362,7 +362,8 @@ pub struct HandoverInfo {
     pub kernel: KernelId,
     /// The kernel's name.
     pub name: String,
-    /// `moving`, `committing`, `aborting`, `undecided`; `prepared`, `live`; `damaged`: its record cannot be read.
+    /// `moving`, `committing`, `aborting`, `undecided`; `prepared`, `arriving` (a group whose
+    /// members are not in their places), `live`; `damaged`: its record cannot be read.
     pub state: String,
     /// Outgoing: the transport; incoming: the source host.
     pub peer: String,
@@ -405,4 +406,6 @@ pub struct TeleportReport {
     pub elapsed_ms: u64,
     /// Bytes sent on the connection, compressed.
     pub wire_bytes: u64,
+    /// Of a group: what stays here as it is, and what is not captured.
+    pub stays: Vec<String>,
 }

@@ -105,9 +105,11 @@ async fn daemon(args: &Args, config: Config, paths: Paths) -> anyhow::Result<()>
     let catalog_handle = catalog.handle();
     let (environment, drivers) = environment::environment(&config, &paths, catalog_handle.host_id())?;
     let supervisor = Supervisor::new(config.clone(), environment, drivers, catalog_handle, StoreHandle::new(store));
+    supervisor.set_group_arrivals(Rc::new(crate::supervisor::freeze::Arrivals));
     let published = Published::start(&supervisor);
     let recovered = supervisor.recover().await.map_err(anyhow::Error::new)?;
     crate::supervisor::freeze::recover(&supervisor).await;
+    supervisor.await_arriving_groups().await.map_err(anyhow::Error::new)?;
     crate::supervisor::maintenance::run(&supervisor);
     republish(&supervisor, &published).await;
     tracing::info!(?recovered, "recovered");

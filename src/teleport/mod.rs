@@ -16,4 +16,4 @@ mod wire;
 
 pub use silence::Silence;
 pub use transfer::{Progress, Received, Reuse, Sent};
-pub use wire::{Accept, Offer, Seal, Wire, reframe};
+pub use wire::{Accept, Offer, OfferedGroup, Seal, Wire, reframe};

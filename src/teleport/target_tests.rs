@@ -29,9 +29,16 @@ impl TargetHost for Slow {
         self.goes_on.notified().await;
         self.sessions.set(self.sessions.get() + 1);
         let (missing, why) = (Vec::new(), String::new());
-        let (takes_preview, takes_state_preview, takes_partial_history) = (true, true, true);
-        let accept =
-            Accept { missing, takes_preview, takes_state_preview, takes_partial_history, kind: offer.kind, why };
+        let (takes_preview, takes_state_preview, takes_partial_history, takes_groups) = (true, true, true, true);
+        let accept = Accept {
+            missing,
+            takes_preview,
+            takes_state_preview,
+            takes_partial_history,
+            takes_groups,
+            kind: offer.kind,
+            why,
+        };
         Ok(Admission { accept, reuse: Reuse::All, most_bytes: 0, silence: Rc::default() })
     }
 
@@ -81,6 +88,7 @@ pub(in crate::teleport) fn offer(awaits_admission: bool) -> Offer {
         or_checkpoint: false,
         report_ms: 100,
         awaits_admission,
+        group: None,
     }
 }
 

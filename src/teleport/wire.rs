@@ -18,7 +18,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, Bu
 use tokio::time::Instant;
 
 use crate::core::error::{Error, Result};
-use crate::core::ids::{Digest, Epoch, HandoverId, HostId, KernelId};
+use crate::core::ids::{Digest, Epoch, HandoverId, HostId, KernelId, PublicKey};
 use crate::core::limits;
 use crate::core::snapshot::{PortableKind, Snapshot, Teleport};
 use crate::core::spec::KernelSpec;
@@ -68,6 +68,24 @@ pub struct Offer {
     /// Whether the source expects such reports before the answer to this offer, too.
     #[serde(default)]
     pub awaits_admission: bool,
+    /// Not a kernel, but the rest of a group whose kernels come by handovers of their own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<OfferedGroup>,
+}
+
+/// A group that is offered.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct OfferedGroup {
+    /// Its name.
+    pub name: String,
+    /// The members outside of its kernels, with their kinds.
+    pub members: Vec<(String, String)>,
+    /// Where they come to be.
+    pub places: Vec<(String, String)>,
+    /// How many kernels it has.
+    pub kernels: usize,
+    /// The key with which the source seals.
+    pub key: Option<PublicKey>,
 }
 
 fn checkpoint() -> PortableKind {
@@ -88,6 +106,9 @@ pub struct Accept {
     /// Whether it takes a history without some of its checkpoints.
     #[serde(default)]
     pub takes_partial_history: bool,
+    /// Whether it takes groups.
+    #[serde(default)]
+    pub takes_groups: bool,
     /// The kind in which the kernel is to come.
     #[serde(default = "checkpoint")]
     pub kind: PortableKind,

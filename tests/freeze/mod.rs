@@ -10,6 +10,7 @@ mod gate_workspaces;
 mod hostile_imports;
 mod kept_commits;
 mod labels;
+mod moving;
 mod nested_databases;
 mod pause;
 mod paused;

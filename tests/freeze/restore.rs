@@ -250,9 +250,7 @@ fn checkpoints_carry_locks() {
 #[test]
 fn other_verbs_refuse_groups() {
     let shop = Shop::new(users()[0]);
-    for verb in
-        [&["diff", "shop", "a", "--stat"][..], &["checkpoint", "shop"], &["teleport", "shop", "--to", "exec:true"]]
-    {
+    for verb in [&["diff", "shop", "a", "--stat"][..], &["checkpoint", "shop"]] {
         let output = shop.host.cli(verb);
         assert_eq!(output.status.code(), Some(5), "{verb:?}: {}", String::from_utf8_lossy(&output.stderr));
     }

@@ -1,6 +1,7 @@
 """Moves between two daemons, through both faces."""
 
 import asyncio
+import json
 import os
 import shlex
 import shutil
@@ -106,6 +107,33 @@ class MovesTest(DaemonTest):
         report = kernel.teleport(self.to, allow_missing=True)
         self.assertTrue(report.missing)
         self.assertEqual(self.there.get("stays").get_var("x"), 1)
+
+    def test_group_moves_as_one(self):
+        kernel = self.host.create("member", engine="bash")
+        kernel.run_code("x=7")
+        notes = self.root / "notes"
+        notes.mkdir()
+        (notes / "plan").write_text("first")
+        self.host.groups.new("shop")
+        self.host.groups.add("shop", "kernel", "member")
+        self.host.groups.add("shop", "directory", str(notes))
+        place = self.other / "plans"
+        progress = []
+        with self.assertRaises(errors.RefusedError):
+            self.host.groups.teleport("shop", self.to)
+        with self.assertRaises(errors.RefusedError):
+            self.host.groups.teleport("shop", self.to, places={"notes": str(place)})
+        keys = json.loads(subprocess.check_output(["ryokan", "--json", "trust", "list"]))
+        (key,) = [one["key"] for one in keys if one["standing"] == "own"]
+        subprocess.check_call([*shlex.split(self.to.removeprefix("exec:exec "))[:-2], "trust", "add", "here", key])
+        places = {"notes": str(place)}
+        report = self.host.groups.teleport("shop", self.to, places=places, on_progress=progress.append)
+        self.assertTrue(report.acknowledged and report.stays and progress)
+        self.assertEqual(self.there.get("member").run_code("echo $x").stdout, "7\n")
+        self.assertEqual((place / "plan").read_text(), "first")
+        self.assertEqual([one.name for one in self.there.groups.list()], ["shop"])
+        with self.assertRaises(errors.NotFoundError):
+            self.host.groups.abort_teleport("shop")
 
     def test_abort_ends_move(self):
         async def use():

@@ -50,6 +50,8 @@ pub struct GroupArrival {
     pub left_out: Vec<String>,
     /// The granted resources of the host.
     pub granted: Vec<HostResource>,
+    /// Whether its kernels are here already: they moved with it.
+    pub moved: bool,
 }
 
 /// An imported group, as clients see it.

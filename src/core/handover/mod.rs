@@ -28,6 +28,7 @@
 //! Owns the decisions; never knows connections, files or databases.
 
 mod excerpt;
+mod group;
 mod missing;
 mod rounds;
 mod source;
@@ -40,6 +41,7 @@ use crate::core::snapshot::KindRequest;
 use crate::core::spec::{Isolation, KernelSpec};
 
 pub use excerpt::{Excerpt, ExcerptError, Link};
+pub use group::{Convoy, MoveEvent, Next, Stage};
 pub use missing::{Allowed, Left, Missing};
 pub use rounds::Rounds;
 pub use source::{Source, SourceAction, SourceEvent};

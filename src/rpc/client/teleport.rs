@@ -13,7 +13,7 @@ use crate::core::info::{HandoverInfo, TeleportReport};
 use crate::core::limits;
 use crate::core::spec::Isolation;
 use crate::rpc::convert::teleport::{read_handover, read_report};
-use crate::rpc::convert::{read_data, read_text, write_text_list};
+use crate::rpc::convert::{read_data, read_text, write_pairs, write_text_list};
 use crate::rpc::schema::ryokan_capnp as wire;
 
 /// Receives the progress of a move: the phase, the bytes sent, and those that the other host had.
@@ -74,6 +74,20 @@ impl HostClient {
         options: MoveOptions,
         progress: impl Fn(&str, u64, u64) + 'static,
     ) -> Result<TeleportReport> {
+        self.teleport_to(kernel, to, (options, &[]), progress).await
+    }
+
+    /// As [`Self::teleport`], also of a group, with the places of its members on the other host.
+    ///
+    /// # Errors
+    /// As [`Self::teleport`].
+    pub async fn teleport_to(
+        &self,
+        kernel: &str,
+        to: &str,
+        (options, places): (MoveOptions, &[(String, String)]),
+        progress: impl Fn(&str, u64, u64) + 'static,
+    ) -> Result<TeleportReport> {
         let mut request = self.cap.teleport_request();
         let mut params = request.get();
         params.set_kernel(kernel);
@@ -87,6 +101,7 @@ impl HostClient {
         params.set_since(options.since.as_deref().unwrap_or_default());
         params.set_key(&options.key);
         params.set_expected_version(options.expected_version);
+        write_pairs(params.reborrow().init_places(places.len() as u32), places);
         params.set_sink(new_client(Sink(progress)));
         let response = self.link.wait(request.send().promise).await?;
         answer(read_report(fields(fields(response.get())?.get_report())?))

@@ -27,6 +27,7 @@ pub fn write_report(mut to: teleport_report::Builder<'_>, report: &TeleportRepor
     to.set_kind_reason(&report.kind_reason);
     to.set_elapsed_ms(report.elapsed_ms);
     to.set_wire_bytes(report.wire_bytes);
+    write_text_list(to.reborrow().init_stays(report.stays.len() as u32), &report.stays);
     write_text_list(to.init_missing(report.missing.len() as u32), &report.missing);
 }
 
@@ -51,6 +52,7 @@ pub fn read_report(from: teleport_report::Reader<'_>) -> Result<TeleportReport> 
         kind_reason: read_text(from.get_kind_reason(), "kindReason")?,
         elapsed_ms: from.get_elapsed_ms(),
         wire_bytes: from.get_wire_bytes(),
+        stays: read_text_list(from.get_stays(), "stays", limits::VALUE_ITEMS)?,
     })
 }
 

@@ -202,7 +202,7 @@ impl BundleWriterServer {
             return Err(Error::invalid("the import began without resources of the host").reason("grant"));
         }
         let import = held.take().ok_or_else(over)?;
-        let arrival = GroupArrival { name: self.name.clone(), places, left_out, granted };
+        let arrival = GroupArrival { name: self.name.clone(), places, left_out, granted, moved: false };
         freeze::import(&self.connection.supervisor, import, arrival, &self.actor).await
     }
 }

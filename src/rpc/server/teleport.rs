@@ -14,17 +14,10 @@ use crate::core::limits;
 use crate::core::snapshot::KindRequest;
 use crate::rpc::convert::spec::read_optional_isolation;
 use crate::rpc::convert::teleport::{write_handovers, write_report};
-use crate::rpc::convert::{read_data, read_name, read_text, read_text_list, to_capnp};
+use crate::rpc::convert::{read_data, read_name, read_pairs, read_text, read_text_list, to_capnp};
 use crate::rpc::schema::ryokan_capnp::{handover_stream, host, teleport_sink};
 use crate::supervisor::freeze;
 use crate::supervisor::registry::teleport::{self, Sent};
-
-/// Why a group does not move: its kernels would move one by one, and a failure would leave it on two hosts.
-fn no_group_moves(name: &str) -> Error {
-    Error::unsupported(format!("{name} is a group, and groups do not move as one")).reason("group").hint(format!(
-        "copy it: `ryokan freeze {name}` and `ryokan export {name} FILE` here, `ryokan import FILE` there"
-    ))
-}
 
 impl HostServer {
     pub(super) async fn move_kernel(
@@ -38,10 +31,8 @@ impl HostServer {
         let to = read_text(params.get_to(), "to").map_err(to_capnp)?;
         let supervisor = &self.connection.supervisor;
         let kernel = match supervisor.find(actor.uid, &name) {
-            Err(_) if freeze::exists(supervisor, actor.uid, &name).await => {
-                return Err(to_capnp(no_group_moves(&name)));
-            }
-            found => found.map_err(to_capnp)?,
+            Err(_) if freeze::exists(supervisor, actor.uid, &name).await => None,
+            found => Some(found.map_err(to_capnp)?),
         };
         let kind = read_text(params.get_kind(), "kind").map_err(to_capnp)?;
         let kind = KindRequest::for_move(&kind).map_err(|rule| to_capnp(rule.into()))?;
@@ -57,8 +48,15 @@ impl HostServer {
         let options = MoveOptions { allow_missing, kind, limit_rate, isolation, since, key, expected_version };
         let sink = params.get_sink()?;
         let is_reporting = Rc::new(Cell::new(false));
-        let progress = Box::new(move |phase: &'static str, sent| report(&sink, &is_reporting, phase, sent));
-        let moved = teleport::teleport(supervisor, &kernel, &to, options, &actor, progress).await;
+        let progress = move |phase: &'static str, sent| report(&sink, &is_reporting, phase, sent);
+        let places = read_pairs(params.get_places(), "places", limits::GROUP_MEMBERS).map_err(to_capnp)?;
+        let moved = match kernel {
+            Some(_) if !places.is_empty() => {
+                Err(Error::invalid(format!("{name} is a kernel, and only members of a group have places")))
+            }
+            Some(kernel) => teleport::teleport(supervisor, &kernel, &to, options, &actor, Box::new(progress)).await,
+            None => freeze::teleport(supervisor, &name, &to, (options, places), &actor, Rc::new(progress)).await,
+        };
         write_report(results.get().init_report(), &moved.map_err(to_capnp)?);
         Ok(())
     }
@@ -67,6 +65,9 @@ impl HostServer {
         let actor = self.actor().map_err(to_capnp)?;
         let name = read_name(params.get()?.get_kernel(), "kernel").map_err(to_capnp)?;
         let supervisor = &self.connection.supervisor;
+        if let Ok(group) = freeze::find(supervisor, actor.uid, &name).await {
+            return supervisor.abort_group_teleport(group.id, &name).await.map_err(to_capnp);
+        }
         let kernel = supervisor.find(actor.uid, &name).map_err(to_capnp)?;
         supervisor.abort_teleport(&kernel).await.map_err(to_capnp)
     }

@@ -130,7 +130,7 @@ async fn kernel_head(
 }
 
 /// Packs the history of each repository in the freeze, from where the member is now.
-async fn histories(
+pub(super) async fn histories(
     supervisor: &Supervisor,
     group: &Group,
     manifest: &FreezeManifest,

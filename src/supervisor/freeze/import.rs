@@ -71,7 +71,7 @@ pub async fn arriving(supervisor: &Supervisor, import: &Import, actor: &Actor) -
     Ok(ArrivingGroup { freeze: group.head.freeze.clone(), manifest: group.manifest.clone(), sealer })
 }
 
-async fn sealer(supervisor: &Supervisor, freeze: &Freeze, actor: &Actor) -> Result<Signer> {
+pub(super) async fn sealer(supervisor: &Supervisor, freeze: &Freeze, actor: &Actor) -> Result<Signer> {
     let known = supervisor.host().known_keys(actor.uid).await?;
     Ok(Signer::of(freeze.signed.as_ref(), Subject::Freeze, freeze.manifest, &known))
 }
@@ -120,10 +120,33 @@ async fn perform(
     let resources = bundle_io::divide(review.requested, arrival.granted.clone())?;
     // The user may trust the key no longer.
     sealer.require_trusted()?;
-    let name = if arrival.name.is_empty() { &contents.manifest.group_name } else { &arrival.name };
-    let name = free_name(supervisor, name, actor).await?;
-    let mut group = Group {
-        id: GroupId::from_bytes(host.random()),
+    let id = GroupId::from_bytes(host.random());
+    let (group, freeze) =
+        build(supervisor, (contents, id), (sealer, review.signer), &resources, &arrival, actor).await?;
+    Ok(Arrived { group, freeze, left_out: arrival.left_out, granted: resources.0, withheld: resources.1 })
+}
+
+/// Makes a group that moved here, of kernels that live here.
+///
+/// # Errors
+/// As [`import`].
+pub(super) async fn bring(
+    supervisor: &Supervisor,
+    contents: GroupContents,
+    id: GroupId,
+    arrival: GroupArrival,
+    actor: &Actor,
+) -> Result<()> {
+    let sealer = sealer(supervisor, &contents.head.freeze, actor).await?;
+    // The other host is known by its connection.
+    let signer = Signer::of(None, Subject::Export, contents.digest, &[]);
+    build(supervisor, (contents, id), (sealer, signer), &(Vec::new(), Vec::new()), &arrival, actor).await.map(drop)
+}
+
+/// A group without members.
+pub(super) fn arriving_group(host: &Host, id: GroupId, name: String, actor: &Actor) -> Group {
+    Group {
+        id,
         uid: actor.uid,
         name,
         members: Vec::new(),
@@ -134,8 +157,22 @@ async fn perform(
         unfinished: false,
         on_failure: OnFailure::default(),
         paused: None,
-    };
-    let placed = member_places::all(supervisor, &mut group, &contents.manifest, &arrival).await;
+    }
+}
+
+async fn build(
+    supervisor: &Supervisor,
+    (contents, id): (GroupContents, GroupId),
+    (sealer, signer): (Signer, Signer),
+    resources: &bundle_io::Resources,
+    arrival: &GroupArrival,
+    actor: &Actor,
+) -> Result<(Group, Freeze)> {
+    let host = supervisor.host();
+    let name = if arrival.name.is_empty() { &contents.manifest.group_name } else { &arrival.name };
+    let name = free_name(supervisor, name, actor).await?;
+    let mut group = arriving_group(host, id, name, actor);
+    let placed = member_places::all(supervisor, &mut group, &contents.manifest, arrival).await;
     let placed = match placed.and_then(|placed| has_room(host, &contents, &placed).map(|()| placed)) {
         Ok(placed) => placed,
         Err(error) => {
@@ -143,7 +180,9 @@ async fn perform(
             return Err(error);
         }
     };
-    let kernels: Vec<KernelId> = group.members.iter().filter_map(kernel_of).collect();
+    // Those that moved here are not withdrawn with the group.
+    let made = group.members.iter().filter(|_| !arrival.moved);
+    let kernels: Vec<KernelId> = made.filter_map(kernel_of).collect();
     let repositories = new_repositories(group.id, &placed);
     let completed: Vec<String> =
         placed.iter().filter(|one| !one.is_new).filter_map(|one| repository_of(&one.member)).collect();
@@ -151,9 +190,17 @@ async fn perform(
         Intent::Import { kernels: kernels.clone(), repositories: repositories.clone(), completed: completed.clone() };
     let named = (group.uid, group.name.clone());
     host.catalog.begin_group_import(group.id, named, group.created_at_ms, intent).await?;
-    let arriving =
-        Arriving { supervisor, group, contents, actor, sealer, signer: review.signer, repositories: &repositories };
-    let made = arriving.make(placed, &resources).await;
+    let arriving = Arriving {
+        supervisor,
+        group,
+        contents,
+        actor,
+        sealer,
+        signer,
+        repositories: &repositories,
+        moved: arrival.moved,
+    };
+    let made = arriving.make(placed, resources).await;
     let Arriving { group, .. } = arriving;
     discard_scratch(host, group.id).await;
     match made {
@@ -168,7 +215,7 @@ async fn perform(
                     Error { message, ..error }.reason("group_unfinished").hint(hint)
                 })?;
             }
-            Ok(Arrived { group, freeze, left_out: arrival.left_out, granted: resources.0, withheld: resources.1 })
+            Ok((group, freeze))
         }
         Err(error) => {
             if let Err(left) = withdraw(supervisor, group.id, (&kernels, &repositories, &completed)).await {
@@ -185,7 +232,7 @@ async fn perform(
 }
 
 /// Checks that neither a group nor a kernel of the user has the name.
-async fn free_name(supervisor: &Supervisor, name: &str, actor: &Actor) -> Result<String> {
+pub(super) async fn free_name(supervisor: &Supervisor, name: &str, actor: &Actor) -> Result<String> {
     let name = checked_name(name)?.to_string();
     if super::exists(supervisor, actor.uid, &name).await {
         return Err(Error::already_exists(format!("there is a group {name} already")).hint("choose another name"));
@@ -203,7 +250,7 @@ fn kernel_of(member: &Member) -> Option<KernelId> {
     }
 }
 
-async fn discard_scratch(host: &Host, group: GroupId) {
+pub(super) async fn discard_scratch(host: &Host, group: GroupId) {
     let folder = scratch(host, group);
     // The next operation removes what is left.
     let _ = objects::blocking(move || {
@@ -215,7 +262,7 @@ async fn discard_scratch(host: &Host, group: GroupId) {
 
 /// Checks that what the members need fits the disk of the store; each kernel's limits are checked when it is created, and
 /// the file systems of repositories when they are.
-fn has_room(host: &Host, contents: &GroupContents, placed: &[Placed]) -> Result<()> {
+pub(super) fn has_room(host: &Host, contents: &GroupContents, placed: &[Placed]) -> Result<()> {
     let is_placed = |name: &str| placed.iter().any(|one| one.member.name == name);
     let is_kept = |id: KernelId| {
         placed.iter().any(|one| matches!(&one.part.captured, Captured::Kernel { kernel, .. } if *kernel == id))
@@ -242,6 +289,8 @@ pub(super) struct Arriving<'a> {
     sealer: Signer,
     signer: Signer,
     pub repositories: &'a [NewRepository],
+    /// Whether its kernels moved here.
+    moved: bool,
 }
 
 impl Arriving<'_> {
@@ -275,7 +324,7 @@ impl Arriving<'_> {
             }
         }
         let sealed = self.seal(parts).await?;
-        for kernel in self.kernels() {
+        for kernel in self.kernels().filter(|_| !self.moved) {
             kernel.set_awaits_group(false);
         }
         Ok(sealed)
@@ -344,6 +393,14 @@ impl Arriving<'_> {
         };
         let place = here(&one.member.target);
         Ok(match one.part.captured.clone() {
+            Captured::Kernel { kernel, checkpoint, repositories, revision, .. } if self.moved => {
+                let gone = || Error::not_found(format!("kernel {kernel} of the group is gone"));
+                let found = self.supervisor.get(kernel).ok_or_else(gone)?;
+                let kernel_name = found.spec().name.to_string();
+                let manifest = Some(found.records.checkpoint(checkpoint).await?.ok_or_else(gone)?.manifest);
+                found.records.pin_checkpoint(checkpoint, true).await?;
+                Captured::Kernel { kernel, kernel_name, checkpoint, manifest, repositories, revision }
+            }
             Captured::Kernel { kernel, checkpoint, repositories, revision, .. } => {
                 let (id, name, manifest) = self.kernel(one, kernel, resources).await?;
                 let (kernel, kernel_name, manifest) = (id, name, Some(manifest));

@@ -58,7 +58,7 @@ pub(super) async fn all(
     let mut placed: Vec<Placed> = Vec::new();
     for part in parts {
         let made: Vec<PathBuf> = placed.iter().filter(|one: &&Placed| one.is_new).filter_map(made_path).collect();
-        let one = place_one(supervisor, group, (part, place(part)), &made).await.map_err(|error| {
+        let one = place_one(supervisor, group, (part, place(part), arrival.moved), &made).await.map_err(|error| {
             let message = format!("member {}: {}", part.name, error.message);
             Error { message, ..error }
         })?;
@@ -93,13 +93,14 @@ fn check_names(manifest: &FreezeManifest, arrival: &GroupArrival) -> Result<()> 
 async fn place_one(
     supervisor: &Supervisor,
     group: &Group,
-    (part, place): (&Part, Option<&str>),
+    (part, place, moved): (&Part, Option<&str>, bool),
     made: &[PathBuf],
 ) -> Result<Placed> {
     let (host, uid) = (supervisor.host(), group.uid);
     let (mut reserved, mut is_new) = (None, false);
     let text = place.unwrap_or_default();
     let target = match &part.captured {
+        Captured::Kernel { kernel, .. } if moved => Target::Kernel { id: *kernel },
         Captured::Kernel { kernel_name, .. } => {
             let name = checked_name(place.unwrap_or(kernel_name))?;
             if name.as_str() == group.name {

@@ -3,6 +3,7 @@
 //! ```text
 //! groups ─▶ run_freeze, run_restore (drive core::freeze's machines) ─▶ members ─▶ held kernels, git, sources
 //! export, import ─▶ bundle, kernels of the registry, git: a freeze in a file
+//! moving, arriving: a group that moves, with its kernels, by the registry's handovers
 //!           pauses: what a failed freeze leaves paused, until a client resumes it
 //!           recover: at start, and before the next operation of an unfinished group
 //! ```
@@ -10,6 +11,7 @@
 //! its own, to its end, even if its client disconnects.
 
 mod access;
+mod arriving;
 mod compare;
 mod export;
 mod gate;
@@ -21,6 +23,7 @@ mod kept_commits;
 mod locks;
 mod member_places;
 mod members;
+mod moving;
 mod no_cow;
 mod objects;
 mod operation_turn;
@@ -35,11 +38,13 @@ mod sources;
 mod storage;
 mod submodules;
 
+pub(crate) use arriving::Arrivals;
 pub use compare::diff;
 pub use export::export;
 pub use groups::{abandon, add, create, exists, find, list, remove};
 pub use import::{Arrived, ArrivingGroup, arriving, import};
 pub use locks::{check, lock, lock_of};
+pub use moving::teleport;
 pub use no_cow::no_cow;
 use operation_turn::turn;
 pub use pauses::{configure, resume};

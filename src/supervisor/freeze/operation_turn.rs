@@ -17,7 +17,7 @@ use crate::supervisor::registry::Supervisor;
 /// Finds a group and waits for its turn.
 ///
 /// # Errors
-/// `notFound`, `busy` (`group_turn`).
+/// `notFound`, `busy` (`group_turn`), `conflict` (`group_arriving`).
 pub(super) async fn turn(supervisor: &Supervisor, uid: u32, name: &str) -> Result<(Group, Turn)> {
     turn_with(supervisor, uid, name, &[]).await
 }
@@ -34,6 +34,7 @@ pub(super) async fn turn_with(
 ) -> Result<(Group, Turn)> {
     loop {
         let group = super::find(supervisor, uid, name).await?;
+        supervisor.refuse_arriving(&group)?;
         let targets = group.members.iter().map(|member| &member.target).chain(further);
         let turn = of_targets(supervisor.host(), Some(group.id), targets).await?;
         // An earlier operation may have changed its members.

@@ -77,7 +77,8 @@ pub async fn freeze(
             }
         };
         let (kind, suspend, changed) = (CheckpointType::Manual, Some(drain), Vec::new());
-        let taking = Taking { kind, message: &message, actor: &actor, suspend, on_failure, changed };
+        let taking =
+            Taking { kind, message: &message, actor: &actor, suspend, on_failure, changed, moving: Vec::new() };
         let done = take(host, &group, &mut live, &taking).await;
         if let Err(error) = &done {
             host.audit_refusal(&actor, "group.freeze", None, error).await;
@@ -98,6 +99,8 @@ pub(super) struct Taking<'a> {
     pub on_failure: OnFailure,
     /// The members that a restore is about to change.
     pub changed: Vec<String>,
+    /// Members that are captured already: kernels that are held by their handovers.
+    pub moving: Vec<Part>,
 }
 
 /// Takes a freeze of open members.
@@ -123,6 +126,9 @@ pub(super) async fn take(host: &Host, group: &Group, live: &mut [Live], taking: 
     let (begun, cost) = (Instant::now(), FreezeCost::default());
     let (sealed, failed, why, notes) = (None, None, String::new(), Vec::new());
     let mut run = Run { host, group, taking, key, id, started, begun, cost, sealed, failed, why, notes };
+    if live.is_empty() && !taking.moving.is_empty() {
+        run.seal(live).await?;
+    }
     loop {
         let action = machine.next();
         if action == Action::End {
@@ -136,6 +142,7 @@ pub(super) async fn take(host: &Host, group: &Group, live: &mut [Live], taking: 
         }
     }
     match (machine.outcome(), run.sealed) {
+        (_, Some(freeze)) if live.is_empty() => Ok(Taken { freeze, cost: run.cost, notes: run.notes }),
         (Some(Outcome::Sealed), Some(freeze)) => Ok(Taken { freeze, cost: run.cost, notes: run.notes }),
         (Some(Outcome::Failed { .. }), _) => {
             let mut message = format!("group {} was not frozen: {}", group.name, run.why);
@@ -278,7 +285,7 @@ impl Run<'_> {
     async fn seal(&mut self, live: &mut [Live]) -> Result<()> {
         let &Taking { kind, message, actor, .. } = self.taking;
         let (host, group) = (self.host, self.group);
-        let mut parts = Vec::new();
+        let mut parts = self.taking.moving.clone();
         for one in live.iter() {
             let driver = one.cost().driver;
             let storage = one.storage().await?;

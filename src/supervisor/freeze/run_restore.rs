@@ -55,8 +55,25 @@ pub async fn undo(supervisor: &Supervisor, group: &str, drain: Drain, actor: &Ac
     to(supervisor, group, freeze, (Wanted::Changed, drain), actor, turn).await
 }
 
+/// Brings members of a group that moved here into their places. No code runs in its kernels yet: they are not held.
+///
+/// # Errors
+/// As [`restore`].
+pub(super) async fn bring(
+    supervisor: &Supervisor,
+    group: Group,
+    freeze: Freeze,
+    members: Vec<String>,
+    actor: &Actor,
+    turn: Turn,
+) -> Result<Restored> {
+    to(supervisor, group, freeze, (Wanted::Arriving(members), Drain::default()), actor, turn).await
+}
+
 /// Which members are restored.
 enum Wanted {
+    /// These, of a group whose kernels run no code yet.
+    Arriving(Vec<String>),
     /// These; all if empty.
     Named(Vec<String>),
     /// Those that the restore after a safety freeze changed.
@@ -95,7 +112,7 @@ async fn perform(
     let manifest = manifest(host, &freeze).await?;
     provenance::admit(host, group, &freeze, &manifest).await?;
     let members = match &wanted {
-        Wanted::Named(names) => names,
+        Wanted::Named(names) | Wanted::Arriving(names) => names,
         Wanted::Changed => &manifest.changed,
     };
     if let Some(unknown) = members.iter().find(|name| !manifest.parts.iter().any(|part| part.name == **name)) {
@@ -114,7 +131,8 @@ async fn perform(
         })?;
         one.target = Some(part.captured.clone());
     }
-    let others: Vec<&Member> = group.members.iter().filter(|member| !is_concerned(member)).collect();
+    let is_held = |member: &&Member| !is_concerned(member) && !matches!(wanted, Wanted::Arriving(_));
+    let others: Vec<&Member> = group.members.iter().filter(is_held).collect();
     let together = pairings(&manifest.parts).into_iter().collect();
     let (restored, configuration) = (live.len(), (manifest.configuration, manifest.sections));
     let mut run = Run { configuration, parts, live, restored, together, drain, ..Run::new(host, group, freeze, actor) };
@@ -328,7 +346,8 @@ impl<'a> Run<'a> {
         let message = format!("before restore of {}", self.freeze.number);
         let (kind, changed) = (CheckpointType::System, self.changed());
         let on_failure = OnFailure::Resume;
-        let taking = Taking { kind, message: &message, actor: self.actor, suspend: None, on_failure, changed };
+        let (actor, suspend, moving) = (self.actor, None, Vec::new());
+        let taking = Taking { kind, message: &message, actor, suspend, on_failure, changed, moving };
         self.safety = Some(take(self.host, self.group, &mut self.live, &taking).await?.freeze);
         // Now it is known what the members have that are not restored.
         self.judge_kept().await

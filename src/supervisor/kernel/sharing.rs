@@ -221,9 +221,10 @@ impl Kernel {
             return self.refuse_paused_group();
         }
         let message = format!("an operation of the group of kernel {} has not ended", self.files().spec().name);
-        Err(Error::conflict(message)
-            .reason("group_unfinished")
-            .hint("`ryokan group show` names the group; its next freeze, restore or undo goes back first"))
+        Err(Error::conflict(message).reason("group_unfinished").hint(
+            "`ryokan group show` names the group; its next freeze, restore or undo goes back first. If it moved here, \
+                 `ryokan teleport --status` names it, and what it waits for",
+        ))
     }
 
     /// Wakes every session of this workspace to retry deferred work.

@@ -106,6 +106,12 @@ async fn collect(supervisor: &Supervisor, unreadable: fn(Error) -> Result<()>) -
         };
         all.extend(roots.into_iter().map(root));
     }
+    for (group, singles, manifest) in supervisor.prepared_groups().await? {
+        let (kernel, name): (_, Rc<str>) = (KernelId::from_bytes([0; 16]), group.into());
+        let single = |digest| Root { kernel, name: Rc::clone(&name), named: Named::Row(RootKind::Blob), digest };
+        all.extend(singles.into_iter().map(single));
+        all.push(Root { kernel, name: Rc::clone(&name), named: Named::Freeze { number: 0 }, digest: manifest });
+    }
     for kernel in supervisor.kernels() {
         if let Some(digest) = kernel.base.get() {
             let name = kernel.event_name().into();

@@ -14,11 +14,12 @@ use futures::StreamExt as _;
 use tokio::sync::mpsc;
 
 use super::supervisor::Channel;
+use crate::catalog::state::{EntryKind, NewEntry};
 use crate::catalog::{KernelRow, WorkerRow, sweep_kernels};
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::exec::ExecEnd;
 use crate::core::ids::KernelId;
-use crate::core::kernel::transition::{Decision, Kind, Record};
+use crate::core::kernel::transition::{Decision, Kind, Record, Transition};
 use crate::core::kernel::{CrashCause, Restart, State};
 use crate::core::limits;
 use crate::isolation::MachineCopy;
@@ -108,6 +109,7 @@ impl Supervisor {
         host.prepared.sweep();
         crate::supervisor::workers::pool::run(&self.workers);
         crate::supervisor::workers::memory_pressure::run(&self.workers);
+        self.await_arriving_groups().await?;
         self.start_handovers();
         host.events.publish("", "host_started", serde_json::json!(done));
         Ok(done)
@@ -150,6 +152,15 @@ impl Supervisor {
         let mut done = Recovered::default();
         let mut record: StateRecord = serde_json::from_str(&row.state_json).unwrap_or_default();
         let records = Records::new(row.id, row.epoch, &host.catalog, &host.store);
+        let left = self.departed_with_group(&row);
+        if let Some((state, _)) = &left {
+            // Its group's decision is the kernel's, whatever is recorded here.
+            record.life.state = state.clone();
+            let saved = host.making_room(async || records.save_life(&record, row.last_used_at_ms).await).await;
+            if let Err(error) = saved {
+                tracing::error!(kernel = %row.spec.name, %error, "the departure with its group is recorded later");
+            }
+        }
         // An idle kernel has nothing open: its database stays closed until its next use.
         let at_rest = worker.is_none() && !record.life.has_worker();
         let homeless = row.thread_of.filter(|owner| self.get(*owner).is_none());
@@ -180,6 +191,18 @@ impl Supervisor {
                 return done;
             }
         };
+        if let (Some((_, by)), Some(found)) = (&left, &mut loaded.transition)
+            && matches!(found.transition, Transition::HandoverOut { handover, .. } if handover == *by)
+        {
+            if found.decision == Decision::Open {
+                let (kind, at_ms, text) = (EntryKind::Mark, host.now_ms(), String::from("moved with its group"));
+                let entry = NewEntry { kind, at_ms, actor: found.actor.clone(), text, detail_json: String::new() };
+                if let Err(error) = records.commit_transition(entry).await {
+                    tracing::warn!(kernel = %row.spec.name, %error, "a departure has no entry in the journal");
+                }
+            }
+            found.decision = Decision::Committed;
+        }
         let has_departed = matches!(record.life.state, State::Departed { .. })
             || loaded.transition.as_ref().is_some_and(|found| {
                 found.transition.kind() == Kind::HandoverOut && found.decision == Decision::Committed

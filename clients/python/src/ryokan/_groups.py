@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from . import _wire, _wire_groups, errors, types
+from . import _moves, _wire, _wire_groups, errors, types
 from ._connection import Capability, Connection
+from ._moves import ProgressTaker
 
 
 class Groups:
@@ -144,3 +145,43 @@ class Groups:
     async def check(self, name: str, ref: str = "") -> builtins.list[str]:
         """How the present state differs from a freeze of a group or a checkpoint of a kernel; empty: the newest."""
         return [str(one) for one in (await self._call("check", name, ref)).differences]
+
+    async def teleport(
+        self,
+        group: str,
+        to: str,
+        *,
+        places: Mapping[str, str] | None = None,
+        allow_missing: bool | Sequence[str] = False,
+        limit_rate: int = 0,
+        on_progress: ProgressTaker | None = None,
+    ) -> types.TeleportReport:
+        """Moves the group to another host: its kernels live there, its other members are copied to their places.
+
+        Before the decision a failure, a cancelled call or an exception of the callback leaves everything here.
+        The other host must trust this host's key.
+
+        Args:
+            group: the group.
+            to: as of `Kernel.teleport`.
+            places: where repositories, databases and directories come to be there, by member.
+            allow_missing: as of `Kernel.teleport`, for each kernel.
+            limit_rate: bytes a second of each kernel while it runs; 0: no limit.
+            on_progress: receives how far the move is.
+
+        Raises:
+            RefusedError: a member has no place, or a kernel cannot move without what the other host lacks.
+            UnsupportedError: a member of another kind, or the other host cannot take it.
+        """
+        named = [] if isinstance(allow_missing, bool) else list(allow_missing)
+        after = ("", limit_rate, "", "", "", 0, named, _wire.pairs(places or {}))
+        return await _moves.teleport(self._connection, group, to, (allow_missing is True, *after), on_progress)
+
+    async def abort_teleport(self, group: str) -> None:
+        """Ends a move of the group before its decision, also of another client.
+
+        Raises:
+            ConflictError: it is committed.
+            NotFoundError: the group does not move.
+        """
+        await self._connection.call(self._host, "abortTeleport", group, deadline=None)

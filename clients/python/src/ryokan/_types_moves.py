@@ -46,6 +46,8 @@ class TeleportReport:
     """Seconds of the whole move."""
     wire_bytes: int
     """Sent on the connection, compressed."""
+    stays: list[str]
+    """Of a group: what stays here as it is."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,8 @@ class Handover:
     """Its id."""
     name: str
     state: str
-    """`moving`, `committing`, `aborting`, `undecided`; `prepared`, `live`; `damaged`."""
+    """`moving`, `committing`, `aborting`, `undecided`; `prepared`, `arriving` (a group), `live`;
+    `damaged`."""
     peer: str
     """Outgoing: the way to the other host; incoming: the id of the source host."""
     epoch: int

@@ -25,6 +25,7 @@ def report(reader: Any) -> types.TeleportReport:
         kind_reason=reader.kindReason,
         elapsed=reader.elapsedMs / 1000,
         wire_bytes=reader.wireBytes,
+        stays=_texts(reader.stays),
     )
 
 

@@ -1,9 +1,11 @@
-//! The history that a kernel arrives with.
+//! The history that a kernel leaves and arrives with.
 
 use std::collections::{HashMap, HashSet};
 
+use super::incoming::TargetSide;
+use super::outgoing::Move;
 use crate::catalog::StateHandle;
-use crate::catalog::state::{Root, RootKind};
+use crate::catalog::state::{Position, Root, RootKind};
 use crate::core::error::{Error, Result};
 use crate::core::ids::{CheckpointId, Digest};
 use crate::core::limits;
@@ -36,4 +38,38 @@ pub(super) async fn check_history(
     journal_io::is_readable(state).await?;
     state.checkpoints(u64::MAX, limits::PAGE_ROWS).await?;
     Ok(())
+}
+
+impl Move {
+    /// Stores the pages of the history.
+    pub(super) async fn history(&self) -> Result<Vec<Digest>> {
+        let (mut at, mut history) = (Position::default(), Vec::new());
+        while let Some((page, next)) = self.kernel.records.state.history_page(at).await? {
+            history.push(self.host.store.put(page).await?);
+            at = next;
+            if history.len() > limits::HANDOVER_PAGES {
+                return Err(Error::refused("the kernel's history is too large to move").reason("handover_size"));
+            }
+        }
+        Ok(history)
+    }
+}
+
+impl TargetSide {
+    /// Bytes of all pages of a history, which the source may have named without sending them.
+    pub(super) async fn page_bytes(&self, pages: &[Digest], most: u64) -> Result<u64> {
+        let mut distinct = HashSet::new();
+        if let Some(page) = pages.iter().find(|page| !distinct.insert(**page)) {
+            return Err(Error::corrupt(format!("the received kernel: page {page} of its history is repeated"))
+                .reason("handover"));
+        }
+        let pages = pages.to_vec();
+        let sizes = self.host().store.run_beside(move |store| pages.iter().map(|page| store.size(*page)).collect());
+        let sizes: Vec<u64> = sizes.await?;
+        let total = sizes.iter().try_fold(0u64, |total, size| total.checked_add(*size));
+        match total {
+            Some(total) if total <= most && sizes.iter().all(|size| *size <= limits::HANDOVER_PAGE_BYTES) => Ok(total),
+            _ => Err(Error::refused("the kernel's history is too large").reason("handover_size")),
+        }
+    }
 }

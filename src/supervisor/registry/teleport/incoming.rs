@@ -4,7 +4,7 @@
 //! before it is activated. It has no right to host paths, network or MCP servers.
 
 use std::cell::RefCell;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::rc::Rc;
 use std::time::Instant;
 
@@ -24,7 +24,7 @@ use crate::catalog::state::{Arrival, EntryKind, NewEntry};
 use crate::catalog::{HandoverRow, KernelRow, NewAudit, Notes, StateHandle};
 use crate::core::checkpoint::{Manifest, StateParts};
 use crate::core::error::{Error, Result};
-use crate::core::handover::{Missing, Side, Target};
+use crate::core::handover::{Missing, Prepared, Side, Stage, Target};
 use crate::core::ids::{CheckpointId, Digest, Epoch, HandoverId, HostId, KernelId};
 use crate::core::kernel::{Life, State, StopReason};
 use crate::core::limits;
@@ -187,23 +187,6 @@ impl TargetSide {
         Ok(Verified { seal, manifest, parts, manifests, audit, bytes })
     }
 
-    /// Bytes of all pages of a history, which the source may have named without sending them.
-    async fn page_bytes(&self, pages: &[Digest], most: u64) -> Result<u64> {
-        let mut distinct = HashSet::new();
-        if let Some(page) = pages.iter().find(|page| !distinct.insert(**page)) {
-            return Err(Error::corrupt(format!("the received kernel: page {page} of its history is repeated"))
-                .reason("handover"));
-        }
-        let pages = pages.to_vec();
-        let sizes = self.host().store.run_beside(move |store| pages.iter().map(|page| store.size(*page)).collect());
-        let sizes: Vec<u64> = sizes.await?;
-        let total = sizes.iter().try_fold(0u64, |total, size| total.checked_add(*size));
-        match total {
-            Some(total) if total <= most && sizes.iter().all(|size| *size <= limits::HANDOVER_PAGE_BYTES) => Ok(total),
-            _ => Err(Error::refused("the kernel's history is too large").reason("handover_size")),
-        }
-    }
-
     /// Stores the manifests without what they name of the source host; returns the replaced ones.
     async fn strip(&self, manifests: &[Manifest]) -> Result<Vec<(CheckpointId, Digest)>> {
         let mut replaced = Vec::new();
@@ -292,8 +275,13 @@ impl TargetSide {
     }
 
     /// Activates a prepared kernel, `known` if its record may be gone. Idempotent: completes an interrupted activation, and
-    /// returns after everything is synced.
-    pub(super) async fn activate_prepared(&self, id: HandoverId, known: Option<(KernelId, Epoch)>) -> Result<()> {
+    /// returns after everything is synced. The memory of a kernel that `awaits_group` goes on with its group.
+    pub(super) async fn activate_prepared(
+        &self,
+        id: HandoverId,
+        known: Option<(KernelId, Epoch)>,
+        awaits_group: bool,
+    ) -> Result<()> {
         let handovers = &self.supervisor.registry().handovers;
         let _turn = handovers.deciding.lock().await;
         let host = self.host();
@@ -348,7 +336,9 @@ impl TargetSide {
             self.supervisor.recover_kernel(kernel, None).await;
             let detail = serde_json::json!({ "handover": id, "source": incoming.source, "epoch": incoming.epoch.0 });
             host.events.publish(&host.event_name(row.uid, &incoming.spec.name), "kernel_arrived", detail);
-            memory::go_on(&self.supervisor, row.kernel);
+            if !awaits_group {
+                memory::go_on(&self.supervisor, row.kernel);
+            }
         }
         if !incoming.replaces {
             self.supervisor.registry().creating.borrow_mut().remove(&(row.uid, incoming.spec.name));
@@ -459,6 +449,9 @@ impl TargetHost for TargetSide {
                 .reason("history_format")
                 .hint("update the older one"));
         }
+        if let Some(group) = &offer.group {
+            return self.admit_group(offer, group).await;
+        }
         choose_for_move(KindRequest::Only(offer.kind), Continuing::of(&offer.spec), offer.spec.isolation)?;
         if !is_epoch(&offer.epoch) {
             return Err(Error::refused(format!("epoch {} is out of range", offer.epoch.0)).reason("epoch"));
@@ -482,8 +475,9 @@ impl TargetHost for TargetSide {
         let holder = Holder { silence: Rc::clone(&silence), most: bounds.silence };
         let begun = handovers.room.begin(offer.handover, offer.bytes, free, holder);
         let most_bytes = begun.inspect_err(|_| handovers.sessions.end(offer.handover))?;
-        let (takes_preview, takes_state_preview, takes_partial_history) = (true, true, true);
-        let accept = Accept { missing, takes_preview, takes_state_preview, takes_partial_history, kind, why };
+        let (takes_preview, takes_state_preview, takes_partial_history, takes_groups) = (true, true, true, true);
+        let accept =
+            Accept { missing, takes_preview, takes_state_preview, takes_partial_history, takes_groups, kind, why };
         Ok(Admission { accept, reuse, most_bytes, silence })
     }
 
@@ -494,6 +488,9 @@ impl TargetHost for TargetSide {
         let is_aborted = session.is_aborted.lock().await;
         if *is_aborted {
             return Err(Error::conflict("the source has aborted this handover").reason("aborted"));
+        }
+        if let Some(group) = &offer.group {
+            return self.prepare_group(source, offer, group, received, description).await;
         }
         let host = self.supervisor.host();
         let steps = Steps::since(Instant::now());
@@ -568,6 +565,10 @@ impl TargetHost for TargetSide {
     }
 
     async fn recorded(&self, handover: HandoverId, kernel: Option<(KernelId, Epoch)>) -> Result<Target> {
+        if let Some(row) = self.group_row(handover).await? {
+            let is_open = row.stage == Stage::Open;
+            return Ok(Target::restarted(Some(if is_open { Prepared::Waiting } else { Prepared::Live })));
+        }
         if let Some(row) = self.row(handover).await? {
             let incoming: Incoming = read(&row)?;
             if kernel.is_some_and(|named| named != (row.kernel, incoming.epoch)) {
@@ -575,20 +576,23 @@ impl TargetHost for TargetSide {
                     Error::corrupt("the source host names another kernel or epoch than it offered").reason("protocol")
                 );
             }
-            return Ok(Target::restarted(Some(match row.live {
-                true => crate::core::handover::Prepared::Live,
-                false => crate::core::handover::Prepared::Waiting,
-            })));
+            return Ok(Target::restarted(Some(if row.live { Prepared::Live } else { Prepared::Waiting })));
         }
         // The record of an activated kernel may be gone; the kernel's epoch is not.
         Ok(if kernel.is_some_and(|known| self.lives_here(known)) { Target::Live } else { Target::Gone })
     }
 
     async fn activate(&self, handover: HandoverId, kernel: Option<(KernelId, Epoch)>) -> Result<()> {
-        self.activate_prepared(handover, kernel).await
+        match self.group_row(handover).await? {
+            Some(row) => self.activate_group(row).await,
+            None => self.activate_prepared(handover, kernel, false).await,
+        }
     }
 
     async fn discard(&self, handover: HandoverId) -> Result<()> {
+        if self.discard_group(handover).await? {
+            return Ok(());
+        }
         self.discard_prepared(handover).await
     }
 }

@@ -11,13 +11,19 @@
 //! repeat.rs     repeats commits and aborts until they are acknowledged, also after a restart
 //! room.rs       the disk's room for all kernels that arrive
 //! sessions.rs   how many of them arrive at once
+//! groups.rs     the records of moves of groups, and what their decisions mean for kernels
+//! convoy.rs     the kernels of a group that moves: they wait for each other
+//! group_in.rs   a group that arrives
 //! evidence.rs   the lines of the audit log about a moved kernel
 //! incoming.rs   received kernels: verified, prepared, activated or discarded
 //! ```
 //! A record of an outgoing move precedes its first message and goes with its last. Whether it is a commit or an abort
 //! that is repeated follows from the kernel alone: it has departed by this very handover, or it has not.
 
+mod convoy;
 mod evidence;
+mod group_in;
+mod groups;
 mod history;
 mod incoming;
 mod keyed;
@@ -35,6 +41,7 @@ mod steps;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::rc::Rc;
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
@@ -43,8 +50,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::catalog::HandoverRow;
 use crate::core::error::{Error, Result};
-use crate::core::handover::Side;
-use crate::core::ids::{Epoch, HandoverId, HostId, KernelId};
+use crate::core::handover::{Side, Stage};
+use crate::core::ids::{Epoch, GroupId, HandoverId, HostId, KernelId};
 use crate::core::info::HandoverInfo;
 use crate::core::spec::{KernelSpec, Net};
 use crate::core::venv::is_in_workspace;
@@ -53,11 +60,17 @@ use crate::supervisor::kernel::Kernel;
 use crate::supervisor::kernel::command::Actor;
 use crate::supervisor::kernel::transition::Departure;
 use crate::supervisor::registry::Supervisor;
-use crate::teleport::transport::Settings;
+use crate::teleport::source::Session;
+use crate::teleport::transport::{Settings, Transport};
 
+pub(crate) use convoy::{Convoy, PreparedKernel};
 pub(super) use evidence::{check_excerpt, store_excerpt};
+use groups::MovedGroup;
+pub(crate) use groups::{DescribedGroup, GroupArrivals, Leaving, OutGroup, as_kernel};
 pub use incoming::serve;
 pub use outgoing::teleport;
+pub(crate) use outgoing::teleport_in;
+pub(crate) use repeat::deliver;
 
 pub use crate::teleport::Sent;
 
@@ -76,6 +89,16 @@ pub struct Handovers {
     wake: Notify,
     /// Why decisions were not acknowledged at the last attempt.
     problems: RefCell<HashMap<HandoverId, String>>,
+    /// Why groups that arrived are not complete yet.
+    incomplete: RefCell<HashMap<GroupId, String>>,
+    /// Kernels whose group has moved, and its acknowledgement is awaited.
+    departed: RefCell<HashMap<KernelId, groups::Departed>>,
+    /// Moves of groups of this daemon.
+    convoys: RefCell<HashMap<HandoverId, CancellationToken>>,
+    /// What brings groups into their places.
+    arrivals: RefCell<Option<Rc<dyn GroupArrivals>>>,
+    /// Held while a group is brought into its places.
+    arriving: Mutex<()>,
 }
 
 impl Handovers {
@@ -190,6 +213,14 @@ fn write(record: &impl Serialize) -> Result<String> {
     serde_json::to_string(record).map_err(|error| Error::internal(error.to_string()))
 }
 
+/// Connects to the host at the other end of `to`.
+///
+/// # Errors
+/// As [`Session::open`].
+pub(crate) async fn connect(host: &Host, to: &str) -> Result<Session> {
+    Session::open(Transport::parse(to)?.connect(&settings(host))?, host.id()).await
+}
+
 /// How this host connects to others.
 fn settings(host: &Host) -> Settings {
     let configured = &host.config.teleport;
@@ -231,8 +262,17 @@ impl Supervisor {
     pub async fn handovers(&self, uid: u32) -> Result<Vec<HandoverInfo>> {
         let rows = self.host().catalog.handovers().await?;
         let is_visible = |row: &HandoverRow| !self.host().environment.system_wide || row.uid == uid;
-        let describe = |row: HandoverRow| self.describe(&row).unwrap_or_else(|error| self.damaged(&row, error));
-        Ok(rows.into_iter().filter(is_visible).map(describe).collect())
+        let groups = self.host().catalog.group_moves().await?;
+        let arriving = |id: HandoverId| groups.iter().any(|row| row.id == id && row.stage == Stage::Decided);
+        let rows = rows.into_iter().chain(groups.iter().cloned().map(groups::as_handover));
+        let describe = |row: HandoverRow| {
+            let mut shown = self.describe(&row).unwrap_or_else(|error| self.damaged(&row, error));
+            if shown.state == "live" && arriving(row.id) {
+                shown.state = "arriving".into();
+            }
+            shown
+        };
+        Ok(rows.filter(is_visible).map(describe).collect())
     }
 
     fn damaged(&self, row: &HandoverRow, error: Error) -> HandoverInfo {
@@ -253,7 +293,8 @@ impl Supervisor {
             Side::Out => {
                 let Outgoing { to, name, epoch, host: _ } = read(row)?;
                 let active = self.registry().handovers.active.borrow();
-                let is_active = active.get(&row.kernel).is_some_and(|active| active.id == row.id);
+                let is_active = active.get(&row.kernel).is_some_and(|active| active.id == row.id)
+                    || self.registry().handovers.convoys.borrow().contains_key(&row.id);
                 let state = match (self.departure(row), is_active) {
                     (Departure::Decided, _) => "committing",
                     (Departure::Unknown, _) => "undecided",
@@ -263,18 +304,32 @@ impl Supervisor {
                 (name, to, epoch, state)
             }
             Side::In => {
+                if let Ok(MovedGroup { name, source, .. }) = read(row) {
+                    let state = if row.live { "live" } else { "prepared" };
+                    return Ok(self.described(row, (name, source.to_string(), Epoch(0), state)));
+                }
                 let incoming: Incoming = read(row)?;
                 let state = if row.live { "live" } else { "prepared" };
                 (incoming.spec.name.to_string(), incoming.source.to_string(), incoming.epoch, state)
             }
         };
+        Ok(self.described(row, (name, peer, epoch, state)))
+    }
+
+    fn described(&self, row: &HandoverRow, (name, peer, epoch, state): (String, String, Epoch, &str)) -> HandoverInfo {
         let (id, kernel, at_ms) = (row.id, row.kernel, row.at_ms);
-        let problem = self.registry().handovers.problems.borrow().get(&id).cloned().unwrap_or_default();
-        Ok(HandoverInfo { id, kernel, name, state: state.into(), peer, epoch, at_ms, problem })
+        let handovers = &self.registry().handovers;
+        let found = handovers.problems.borrow().get(&id).cloned();
+        let group = GroupId::from_bytes(*kernel.as_bytes());
+        let problem = found.or_else(|| handovers.incomplete.borrow().get(&group).cloned()).unwrap_or_default();
+        HandoverInfo { id, kernel, name, state: state.into(), peer, epoch, at_ms, problem }
     }
 
     /// Whether the kernel of an outgoing move has departed by it. One that is removed has not.
     fn departure(&self, row: &HandoverRow) -> Departure {
+        if self.registry().handovers.departed.borrow().values().any(|departed| departed.group == row.id) {
+            return Departure::Decided;
+        }
         self.get(row.kernel).map_or(Departure::Undecided, |kernel| kernel.departure(row.id))
     }
 
@@ -347,6 +402,7 @@ impl Supervisor {
     /// Catalog errors, and files that cannot be renamed.
     pub(crate) async fn recover_handovers(&self) -> Result<Option<Vec<KernelId>>> {
         let (mut prepared, mut is_whole) = (Vec::new(), true);
+        self.recover_group_moves().await?;
         let rows = self.host().catalog.handovers().await?;
         let awaits_rename = |row: &HandoverRow| {
             let files = read::<IncomingFiles>(row).map(|IncomingFiles { files }| files);
@@ -415,6 +471,13 @@ impl Supervisor {
     /// `notFound`, `conflict` if the handover is decided otherwise.
     pub async fn resolve_handover(&self, id: HandoverId, live: bool, actor: &Actor) -> Result<()> {
         let target = incoming::TargetSide::new(self.clone(), actor.clone());
+        if self.resolve_group(id, live, actor).await? {
+            return Ok(());
+        }
+        if let Some(group) = self.arrives_with_group(id).await? {
+            return Err(Error::conflict(format!("handover {id} is that of a kernel that arrives with its group"))
+                .hint(format!("resolve {group} in its place")));
+        }
         let rows = self.host().catalog.handovers().await?;
         let is_own = |row: &HandoverRow| !self.host().environment.system_wide || row.uid == actor.uid;
         let row = rows.into_iter().find(|row| row.id == id && !row.live && is_own(row));
@@ -431,7 +494,7 @@ impl Supervisor {
         self.host().write_audit(line).await;
         match (row.side, live) {
             (Side::Out, _) => Ok(self.host().catalog.forget_handover(id).await?),
-            (Side::In, true) => target.activate_prepared(id, None).await,
+            (Side::In, true) => target.activate_prepared(id, None, false).await,
             (Side::In, false) => target.discard_prepared(id).await,
         }
     }

@@ -62,6 +62,7 @@ impl Move {
             or_checkpoint: self.options.kind == KindRequest::Auto,
             report_ms: ms(self.host.config.teleport.stall_timeout / REPORTS),
             awaits_admission: true,
+            group: None,
         };
         self.offered.set(true);
         session.offer(offer).await

@@ -8,12 +8,13 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Mutex, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
+use super::convoy::{Convoy, PreparedKernel};
 use super::keyed::{self, MoveKey, Recalled};
 use super::steps::Steps;
 use super::{Active, Fate, Outgoing, memory, next_epoch, older_checkpoints, repeat, settings, write};
 use crate::bundle::{self, Head, Packed};
 use crate::catalog::HandoverRow;
-use crate::catalog::state::{Position, RootKind};
+use crate::catalog::state::RootKind;
 use crate::core::checkpoint::Checkpoint;
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::handover::{MoveOptions, Side, Source, SourceAction, SourceEvent};
@@ -70,6 +71,8 @@ pub(super) struct Move {
     steps: Steps,
     /// Remembers the move for a repeated request.
     key: Option<MoveKey>,
+    /// The group with which it moves.
+    convoy: Option<Rc<Convoy>>,
     begun: Instant,
 }
 
@@ -84,6 +87,21 @@ pub async fn teleport(
     options: MoveOptions,
     actor: &Actor,
     progress: Progress,
+) -> Result<TeleportReport> {
+    teleport_in(supervisor, kernel, to, options, actor, (progress, None)).await
+}
+
+/// As [`teleport`], perhaps with its group: it departs when the group is decided, and the caller notifies the target.
+///
+/// # Errors
+/// As [`teleport`].
+pub(crate) async fn teleport_in(
+    supervisor: &Supervisor,
+    kernel: &Rc<Kernel>,
+    to: &str,
+    options: MoveOptions,
+    actor: &Actor,
+    (progress, convoy): (Progress, Option<Rc<Convoy>>),
 ) -> Result<TeleportReport> {
     let transport = Transport::parse(to)?;
     let host = supervisor.host();
@@ -106,7 +124,7 @@ pub async fn teleport(
             KindRequest::Only(_) => return Err(error),
         }
     }
-    let cancel = CancellationToken::new();
+    let cancel = convoy.as_ref().map_or_else(CancellationToken::new, |convoy| convoy.cancel.clone());
     let _guard = cancel.clone().drop_guard();
     let key = match options.key.as_str() {
         "" => None,
@@ -116,7 +134,10 @@ pub async fn teleport(
         },
     };
     check(kernel, actor, options.expected_version).await?;
-    supervisor.refuse_member(kernel).await?;
+    match &convoy {
+        Some(_) => kernel.refuse_unfinished_group()?,
+        None => supervisor.refuse_member(kernel).await?,
+    }
     let since = match &options.since {
         Some(reference) => checkpoint::find(kernel, reference).await?.number,
         None => 0,
@@ -156,6 +177,7 @@ pub async fn teleport(
         pause: Cell::new(Duration::ZERO),
         steps: Steps::since(Instant::now()),
         key,
+        convoy,
         begun: Instant::now(),
     });
     // In its own task: once it is committed, the move does not depend on the client.
@@ -321,6 +343,9 @@ impl Move {
         let _guard = self.host.store.run(|store| Ok(store.guard())).await?;
         let rounds = self.unless_cancelled(self.copy_rounds(&mut session, &accept)).await?;
         self.step(SourceEvent::Copied);
+        if let Some(convoy) = &self.convoy {
+            self.unless_cancelled(self.await_others(&mut session, convoy)).await?;
+        }
         let copied = session.sent.sent_bytes;
         let session = Rc::new(Mutex::new(session));
         let (own, held, transition) = (Rc::clone(self), Rc::clone(&session), Rc::clone(transition));
@@ -349,6 +374,9 @@ impl Move {
             }
             self.pause.set(self.frozen_at.get().map_or(Duration::ZERO, |at| at.elapsed()));
             self.steps.ended("departure");
+            if self.convoy.is_some() {
+                return Ok(());
+            }
             let live = session.lock().await.commit(self.row.id, self.kernel.id, self.outgoing.epoch).await;
             self.steps.ended("commit and acknowledgement");
             live
@@ -358,7 +386,8 @@ impl Move {
         let session = session.lock().await;
         if let Err(error) = &acknowledged {
             tracing::info!(handover = %self.row.id, %error, "the commit of a move is repeated");
-        } else if self.step(SourceEvent::Live).contains(&SourceAction::Forget)
+        } else if self.convoy.is_none()
+            && self.step(SourceEvent::Live).contains(&SourceAction::Forget)
             && let Err(error) = self.forget().await
         {
             tracing::info!(handover = %self.row.id, %error, "the record of a completed move is left");
@@ -394,6 +423,7 @@ impl Move {
             kind_reason: why,
             elapsed_ms: ms(self.begun.elapsed()),
             wire_bytes,
+            stays: Vec::new(),
         }
     }
 
@@ -485,6 +515,12 @@ impl Move {
         if self.cancel.is_cancelled() {
             return Err(cancelled());
         }
+        if let Some(convoy) = &self.convoy {
+            // What recovery finds of a decided group.
+            self.host.sync_decision(Some(self.kernel.id)).await?;
+            let (kernel, handover) = (self.kernel.id, self.row.id);
+            convoy.prepared(PreparedKernel { kernel, handover, epoch, checkpoint: last }).await?;
+        }
         if !self.step(SourceEvent::Prepared).contains(&SourceAction::RecordDeparture) {
             return Err(Error::internal("a departure out of order"));
         }
@@ -492,7 +528,10 @@ impl Move {
         if let Some(left) = older_checkpoints(self.left_behind.get()) {
             text.push_str(&format!(" without {left}"));
         }
-        let departed = self.kernel.depart(self.actor.clone(), text, Rc::clone(transition), decided).await;
+        let departed = match self.convoy {
+            Some(_) => self.depart_for_certain(&text, transition, decided).await,
+            None => self.kernel.depart(self.actor.clone(), text, Rc::clone(transition), decided).await.map(drop),
+        };
         if !self.kernel.has_departed(self.row.id) {
             self.machine.set(Source::restarted(false).0);
             return Err(departed.err().unwrap_or_else(|| Error::internal("a departure was not recorded")));
@@ -500,19 +539,6 @@ impl Move {
         self.fate.send_replace(Fate::Departs);
         self.host.prepared.discard_of(self.kernel.id).await;
         Ok(())
-    }
-
-    /// Stores the pages of the history.
-    async fn history(&self) -> Result<Vec<Digest>> {
-        let (mut at, mut history) = (Position::default(), Vec::new());
-        while let Some((page, next)) = self.kernel.records.state.history_page(at).await? {
-            history.push(self.host.store.put(page).await?);
-            at = next;
-            if history.len() > limits::HANDOVER_PAGES {
-                return Err(Error::refused("the kernel's history is too large to move").reason("handover_size"));
-            }
-        }
-        Ok(history)
     }
 
     /// Sends the last objects, the history and the description; returns when the target is prepared.

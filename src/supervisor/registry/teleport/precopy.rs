@@ -16,7 +16,7 @@ use crate::teleport::Accept;
 use crate::teleport::source::Session;
 
 /// The phase.
-const COPYING: &str = "copying";
+pub(super) const COPYING: &str = "copying";
 /// The same if the target cannot continue the machine.
 const COPYING_STATE: &str = "copying without memory";
 

@@ -144,9 +144,14 @@ async fn wait(
 /// The decisions that wait for an acknowledgement, by target.
 async fn open_rows(supervisor: &Supervisor) -> Result<BTreeMap<String, Vec<HandoverRow>>> {
     let mut open: BTreeMap<String, Vec<HandoverRow>> = BTreeMap::new();
-    for row in supervisor.host().catalog.handovers().await?.into_iter().filter(|row| row.side == Side::Out) {
-        let is_active = supervisor.registry().handovers.active.borrow().values().any(|active| active.id == row.id);
-        if is_active {
+    let handovers = &supervisor.registry().handovers;
+    let kernels = supervisor.host().catalog.handovers().await?;
+    for row in supervisor.group_rows().await?.into_iter().chain(kernels).filter(|row| row.side == Side::Out) {
+        let is_active = handovers.active.borrow().values().any(|active| active.id == row.id)
+            || handovers.convoys.borrow().contains_key(&row.id);
+        // Its group's commit is that of the kernel.
+        let is_of_group = handovers.departed.borrow().values().any(|departed| departed.handover == row.id);
+        if is_active || is_of_group {
             continue;
         }
         match read::<Outgoing>(&row) {
@@ -169,14 +174,14 @@ async fn deliver_to_one(supervisor: &Supervisor, rows: &[HandoverRow]) -> bool {
         }
     }
     let ids: Vec<_> = rows.iter().map(|row| row.id).collect();
-    match supervisor.host().catalog.handovers().await {
-        Ok(left) => left.iter().any(|row| ids.contains(&row.id)),
+    match open_rows(supervisor).await {
+        Ok(left) => left.values().flatten().any(|row| ids.contains(&row.id)),
         Err(_) => true,
     }
 }
 
 /// Delivers one decision over a new connection, and forgets the move once the target has acknowledged it.
-pub(super) async fn deliver(supervisor: &Supervisor, row: &HandoverRow) -> Result<()> {
+pub(crate) async fn deliver(supervisor: &Supervisor, row: &HandoverRow) -> Result<()> {
     let delivered = match tokio::time::timeout(limits::HANDOVER_DECISION, deliver_now(supervisor, row)).await {
         Ok(done) => done,
         Err(_) => Err(Error::unavailable("the other host does not acknowledge in time").reason("connection")),
@@ -200,6 +205,9 @@ async fn deliver_now(supervisor: &Supervisor, row: &HandoverRow) -> Result<()> {
         Departure::Unknown => return Err(super::unknown_departure(&outgoing.name)),
     };
     let (mut machine, _) = Source::restarted(has_departed);
+    if has_departed {
+        supervisor.check_kernels_left(row.id).await?;
+    }
     if machine == Source::Departed {
         let kernel = supervisor.get(row.kernel);
         // The target acts on the commit: it must not be older than what a loss of power leaves here. The decision is in the
@@ -229,7 +237,10 @@ async fn deliver_now(supervisor: &Supervisor, row: &HandoverRow) -> Result<()> {
             _ => continue,
         };
         if machine.step(acknowledged).contains(&SourceAction::Forget) {
-            host.making_room(async || Ok(host.catalog.forget_handover(row.id).await?)).await?;
+            match supervisor.forget_group_move(row.id).await? {
+                true => {}
+                false => host.making_room(async || Ok(host.catalog.forget_handover(row.id).await?)).await?,
+            }
         }
     }
     Ok(())

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from .. import aio, types
 from .._portal import Portal
+from .callbacks import ProgressTaker, with_callbacks
 
 T = TypeVar("T")
 
@@ -133,3 +134,47 @@ class Groups:
     def check(self, name: str, ref: str = "") -> builtins.list[str]:
         """How the present state differs from a freeze of a group or a checkpoint of a kernel; empty: the newest."""
         return self._run(self._groups.check(name, ref))
+
+    def teleport(
+        self,
+        group: str,
+        to: str,
+        *,
+        places: Mapping[str, str] | None = None,
+        allow_missing: bool | Sequence[str] = False,
+        limit_rate: int = 0,
+        on_progress: ProgressTaker | None = None,
+    ) -> types.TeleportReport:
+        """Moves the group to another host: its kernels live there, its other members are copied to their places.
+
+        Before the decision a failure, Ctrl-C or an exception of the callback leaves everything here.
+        The other host must trust this host's key.
+
+        Args:
+            group: the group.
+            to: as of `Kernel.teleport`.
+            places: where repositories, databases and directories come to be there, by member.
+            allow_missing: as of `Kernel.teleport`, for each kernel.
+            limit_rate: bytes a second of each kernel while it runs; 0: no limit.
+            on_progress: receives how far the move is, in this thread.
+
+        Raises:
+            RefusedError: a member has no place, or a kernel cannot move without what the other host lacks.
+            UnsupportedError: a member of another kind, or the other host cannot take it.
+        """
+
+        def work(taker: aio.ProgressTaker | None) -> Coroutine[Any, Any, types.TeleportReport]:
+            return self._groups.teleport(
+                group, to, places=places, allow_missing=allow_missing, limit_rate=limit_rate, on_progress=taker
+            )
+
+        return with_callbacks(self._portal, work, on_progress)
+
+    def abort_teleport(self, group: str) -> None:
+        """Ends a move of the group before its decision, also of another client.
+
+        Raises:
+            ConflictError: it is committed.
+            NotFoundError: the group does not move.
+        """
+        self._run(self._groups.abort_teleport(group))
