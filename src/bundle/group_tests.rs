@@ -51,6 +51,7 @@ impl GroupWorld {
             worktrees: Vec::new(),
             linked_to: None,
             left_out: Vec::new(),
+            marks: Default::default(),
         };
         let revision = SchemaRevision { user_version: 1, schema: "x".into() };
         let database = DatabasePart::Whole { image, bytes: 10, revision, mode: 0o600 };

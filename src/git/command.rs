@@ -17,10 +17,11 @@ use crate::programs::{ProgramLog, RunningGroup};
 use crate::sys::process::bound;
 
 /// Settings that keep git from running other programs and from work of its own.
-const SETTINGS: [&str; 9] = [
+const SETTINGS: [&str; 10] = [
     "core.hooksPath=/dev/null",
     "core.fsmonitor=false",
     "core.splitIndex=false",
+    "core.sparseCheckout=false",
     "core.quotePath=false",
     "gc.auto=0",
     "maintenance.auto=false",

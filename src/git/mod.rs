@@ -10,12 +10,15 @@ mod compare;
 mod history;
 mod kept;
 mod left_out;
+mod marks;
 mod new_submodule;
 mod overwritten;
 mod repository;
 mod sequences;
 mod settings;
 mod submodules;
+#[cfg(test)]
+mod test_repository;
 mod worktrees;
 
 pub use command::Git;

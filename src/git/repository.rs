@@ -15,6 +15,7 @@ use super::settings::unsafe_setting;
 use super::submodules::Submodule;
 use super::worktrees;
 use crate::core::error::{Error, Result};
+use crate::core::freeze::marks::FileMarks;
 use crate::core::freeze::refs::{CommitId, DEPENDENCY_LOCKS, DependencyLock, Head};
 use crate::core::limits;
 use crate::sys::fault;
@@ -45,6 +46,8 @@ struct CachedIndex {
     stamp: [i64; 4],
     /// The tree of the repository's index.
     index_tree: CommitId,
+    /// The marks that it had.
+    marks: FileMarks,
 }
 
 /// What a repository is at.
@@ -62,6 +65,8 @@ pub struct State {
     pub untracked: u64,
     /// Submodules with their own state.
     pub submodules: Vec<Submodule>,
+    /// What trees do not say of its files.
+    pub marks: FileMarks,
 }
 
 pub(super) fn failed(path: &Path) -> impl Fn(std::io::Error) -> Error {
@@ -207,7 +212,8 @@ impl Repository {
     /// repository's index, files and references stay untouched.
     ///
     /// # Errors
-    /// `refused` during a merge, `unsupported` with a submodule whose .git is elsewhere, and errors of git.
+    /// `refused` during a merge, `unsupported` with a submodule whose .git is elsewhere and of a sparse checkout, and errors
+    /// of git.
     pub async fn state(&self, scratch: &Path, keep: bool) -> Result<State> {
         let (index, objects, own) = (scratch.join("index"), scratch.join("objects"), self.objects());
         fs::create_dir_all(&objects).map_err(failed(&objects))?;
@@ -225,9 +231,9 @@ impl Repository {
             .take()
             .filter(|cached| !keep && cached.at == index && Some(cached.stamp) == stamp && index.exists());
         // Its entries name objects that are in `scratch`; files that did not change since are not read again.
-        let index_tree = match cached {
-            Some(cached) if self.ignores_none(&env).await? => cached.index_tree,
-            Some(_) | None => self.index_tree(&head, &index, &env).await?,
+        let (index_tree, marks) = match cached {
+            Some(cached) if self.ignores_none(&env).await? => (cached.index_tree, cached.marks),
+            Some(_) | None => (self.index_tree(&head, &index, &env).await?, self.unmark(&env).await?),
         };
         let begun = SystemTime::now();
         let submodules = self.submodules(scratch, keep, &env).await?;
@@ -247,9 +253,10 @@ impl Repository {
         let changed = self.compared(head.commit.as_str(), work_tree.as_str(), &env).await?.0;
         let untracked = self.compared(index_tree.as_str(), work_tree.as_str(), &env).await?.1;
         if let (Some(stamp), false, true) = (stamp, keep, submodules.is_empty()) {
-            self.cached.replace(Some(CachedIndex { at: index, stamp, index_tree: index_tree.clone() }));
+            let (index_tree, marks) = (index_tree.clone(), marks.clone());
+            self.cached.replace(Some(CachedIndex { at: index, stamp, index_tree, marks }));
         }
-        Ok(State { head, index_tree, work_tree, changed, untracked, submodules })
+        Ok(State { head, index_tree, work_tree, changed, untracked, submodules, marks })
     }
 
     /// The command that adds the working tree to an index, without what is no work of the user.
@@ -486,6 +493,7 @@ impl Repository {
         // Records the files' times; it fails where files differ from the index, which is no error here.
         let refresh = ["update-index", "-q", "--refresh"];
         self.git.run(Call { args: &refresh, env: &env, repository: Some(&self.path), ..Call::default() }).await?;
+        self.mark(&to.marks, &env).await?;
         self.place_index(&staged)?;
         fault::point("repository.head.switch").map_err(failed(&self.path))?;
         let commit = to.head.commit.as_str();

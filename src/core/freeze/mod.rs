@@ -14,6 +14,7 @@ mod info;
 mod intent;
 pub mod lock;
 pub mod locked_submodules;
+pub mod marks;
 pub mod on_failure;
 pub mod portable;
 pub mod postgres;
@@ -38,6 +39,7 @@ use serde::{Deserialize, Serialize};
 use self::cost::Storage;
 pub use self::info::{FreezeInfo, GroupInfo, GroupRestored, MemberInfo};
 pub use self::intent::{Intent, NewRepository};
+use self::marks::FileMarks;
 use self::on_failure::OnFailure;
 use self::refs::{CommitId, DependencyLock, Head, McpLock, RepositoryLock};
 use self::server::ServerPart;
@@ -311,6 +313,9 @@ pub struct RepositoryPart {
     /// Paths of files of databases within it, which a restore neither writes nor removes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub left_out: Vec<String>,
+    /// What trees do not say of its files.
+    #[serde(default, skip_serializing_if = "FileMarks::is_empty")]
+    pub marks: FileMarks,
 }
 
 /// What a kernel's code and files are based on.

@@ -105,6 +105,7 @@ mod tests {
             worktrees: Vec::new(),
             linked_to: None,
             left_out: Vec::new(),
+            marks: Default::default(),
         }
     }
 

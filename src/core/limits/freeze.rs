@@ -74,6 +74,8 @@ pub const GIT_SUBMODULES: usize = 64;
 pub const GIT_SUBMODULE_DEPTH: usize = 8;
 /// An index of git, bytes.
 pub const GIT_INDEX_BYTES: u64 = 256 << 20;
+/// Files of one repository that are marked as unchanged or skipped.
+pub const GIT_MARKED_FILES: usize = 4096;
 /// Wait for the lock of a database in a group.
 pub const DATABASE_LOCK_WAIT: Duration = Duration::from_secs(5);
 /// SQLite databases that the lock of one checkpoint lists.

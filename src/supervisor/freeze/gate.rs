@@ -144,7 +144,7 @@ pub(super) async fn rebuild(host: &Host, rebuild: &Rebuild, (path, commit): (&st
 }
 
 /// Why a repository that is there cannot be read: a merge under way, or rules of this host.
-const CODE_IS_THERE: [&str; 3] = ["git_index", "repository_settings", "shared_with_kernel"];
+const CODE_IS_THERE: [&str; 4] = ["git_index", "repository_settings", "shared_with_kernel", "sparse_checkout"];
 
 /// Leaves a broken member, which is not restored, out of the safety freeze and of the comparison of code and data; says
 /// so.

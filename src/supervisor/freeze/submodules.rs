@@ -11,20 +11,20 @@ use crate::supervisor::host::Host;
 
 impl From<&RepositoryPart> for State {
     fn from(part: &RepositoryPart) -> State {
-        let RepositoryPart { head, index_tree, work_tree, changed, untracked, submodules, .. } = part.clone();
+        let RepositoryPart { head, index_tree, work_tree, changed, untracked, submodules, marks, .. } = part.clone();
         let inner = |one: SubmodulePart| Submodule {
             path: one.path,
             commit: one.commit,
             state: one.part.as_ref().map(State::from),
         };
         let submodules = submodules.into_iter().map(inner).collect();
-        State { head, index_tree, work_tree, changed, untracked, submodules }
+        State { head, index_tree, work_tree, changed, untracked, submodules, marks }
     }
 }
 
 impl From<&State> for RepositoryPart {
     fn from(state: &State) -> RepositoryPart {
-        let State { head, index_tree, work_tree, changed, untracked, submodules } = state.clone();
+        let State { head, index_tree, work_tree, changed, untracked, submodules, marks } = state.clone();
         let inner = |one: Submodule| SubmodulePart {
             path: one.path,
             commit: one.commit,
@@ -44,6 +44,7 @@ impl From<&State> for RepositoryPart {
             worktrees,
             linked_to,
             left_out,
+            marks,
         }
     }
 }
