@@ -14,7 +14,7 @@ use tokio::sync::OnceCell;
 use crate::core::error::{Error, Result};
 use crate::core::limits;
 use crate::programs::{ProgramLog, RunningGroup};
-use crate::sys::process::bound;
+use crate::sys::process::{bound, make_private_files};
 
 /// Settings that keep git from running other programs and from work of its own.
 const SETTINGS: [&str; 10] = [
@@ -55,6 +55,8 @@ pub(super) struct Call<'a> {
     pub to: Option<&'a Path>,
     /// Bounds of its resources.
     pub limits: &'a [(Resource, u64)],
+    /// Whether no other user can read the files that it makes.
+    pub is_private: bool,
 }
 
 impl Git {
@@ -112,6 +114,9 @@ impl Git {
         command.stderr(self.log.begin().map_err(failed)?.0);
         if !call.limits.is_empty() {
             bound(command.as_std_mut(), call.limits);
+        }
+        if call.is_private {
+            make_private_files(command.as_std_mut());
         }
         let mut child = command.spawn().map_err(started)?;
         let mut running = RunningGroup::of(child.id());

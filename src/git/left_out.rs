@@ -83,9 +83,15 @@ impl Repository {
         let named: Vec<String> = self.left_out.iter().map(|path| literal(path)).collect();
         let mut args = vec!["ls-tree", "-r", "--full-tree", "--name-only", "-z", tree.as_str(), "--"];
         args.extend(named.iter().map(String::as_str));
-        if self.ok(&args, &[], b"").await?.is_empty() {
-            return Ok(tree.clone());
+        let listed = self.ok(&args, &[], b"").await?;
+        match listed.is_empty() {
+            true => Ok(tree.clone()),
+            false => self.tree_without(scratch, tree, &listed).await,
         }
+    }
+
+    /// A tree without some files, each followed by a NUL, whose objects are added to the repository.
+    pub(super) async fn tree_without(&self, scratch: &Path, tree: &CommitId, files: &[u8]) -> Result<CommitId> {
         let index = scratch.join("without");
         for stale in [&index, &scratch.join("without.lock")] {
             // Most do not exist.
@@ -93,7 +99,7 @@ impl Repository {
         }
         let env = [("GIT_INDEX_FILE", &*index)];
         self.ok(&["read-tree", tree.as_str()], &env, b"").await?;
-        self.remove_left_out(&env).await?;
+        self.ok(&["update-index", "--force-remove", "-z", "--stdin"], &env, files).await?;
         id(&self.ok(&["write-tree"], &env, b"").await?)
     }
 

@@ -61,15 +61,18 @@ impl Repository {
 
     /// Sets marks in the index in `env`, as far as it has these files.
     pub(super) async fn mark(&self, marks: &FileMarks, env: &[(&str, &Path)]) -> Result<()> {
-        if marks.is_empty() {
+        if marks.assume_unchanged.is_empty() && marks.skip_worktree.is_empty() {
             return Ok(());
         }
         // Those of an imported freeze may be any.
         let listed = self.ok(&["ls-files", "--cached", "-z"], env, b"").await?;
         let there: HashSet<&[u8]> = listed.split(|byte| *byte == 0).collect();
         let there = |paths: &[String]| paths.iter().filter(|path| there.contains(path.as_bytes())).cloned().collect();
-        let marks =
-            FileMarks { assume_unchanged: there(&marks.assume_unchanged), skip_worktree: there(&marks.skip_worktree) };
+        let marks = FileMarks {
+            assume_unchanged: there(&marks.assume_unchanged),
+            skip_worktree: there(&marks.skip_worktree),
+            private: Vec::new(),
+        };
         self.change_marks(&marks, 1, env).await
     }
 

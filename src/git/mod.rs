@@ -13,6 +13,7 @@ mod left_out;
 mod marks;
 mod new_submodule;
 mod overwritten;
+mod private;
 mod repository;
 mod sequences;
 mod settings;

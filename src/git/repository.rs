@@ -88,6 +88,11 @@ pub(super) fn id(output: &[u8]) -> Result<CommitId> {
     text.trim().parse().map_err(|error: crate::core::freeze::refs::NotACommit| Error::internal(format!("git: {error}")))
 }
 
+/// The status of each difference in git's report.
+fn statuses(reported: &[u8]) -> impl Iterator<Item = &[u8]> {
+    reported.split(|byte| *byte == 0).step_by(2).filter(|field| !field.is_empty())
+}
+
 /// Whether jj works in this directory.
 fn has_jj(path: &Path) -> bool {
     fs::symlink_metadata(path.join(".jj")).is_ok()
@@ -250,12 +255,15 @@ impl Repository {
         // A file that changed in the second in which it was read, or later, is read again.
         let written = File::options().write(true).open(&index);
         written.and_then(|file| file.set_modified(begun)).map_err(failed(&index))?;
-        let changed = self.compared(head.commit.as_str(), work_tree.as_str(), &env).await?.0;
-        let untracked = self.compared(index_tree.as_str(), work_tree.as_str(), &env).await?.1;
+        let different = self.compared(head.commit.as_str(), work_tree.as_str(), &env).await?;
+        let changed = statuses(&different).count() as u64;
+        let new = self.compared(index_tree.as_str(), work_tree.as_str(), &env).await?;
+        let untracked = statuses(&new).filter(|status| *status == b"A").count() as u64;
         if let (Some(stamp), false, true) = (stamp, keep, submodules.is_empty()) {
             let (index_tree, marks) = (index_tree.clone(), marks.clone());
             self.cached.replace(Some(CachedIndex { at: index, stamp, index_tree, marks }));
         }
+        let marks = FileMarks { private: self.private_among(&different).await?, ..marks };
         Ok(State { head, index_tree, work_tree, changed, untracked, submodules, marks })
     }
 
@@ -343,13 +351,10 @@ impl Repository {
         Ok(found)
     }
 
-    /// Numbers of different and of added files between two trees.
-    async fn compared(&self, from: &str, to: &str, env: &[(&str, &Path)]) -> Result<(u64, u64)> {
+    /// The differences between two trees, as git reports them.
+    async fn compared(&self, from: &str, to: &str, env: &[(&str, &Path)]) -> Result<Vec<u8>> {
         let (args, excluded) = ([&DIFF_TREE[..], &[from, to]].concat(), self.without_left_out());
-        let reported = self.ok(&Repository::compare(&args, &excluded), env, b"").await?;
-        let fields: Vec<&[u8]> = reported.split(|byte| *byte == 0).collect();
-        let status = fields.iter().step_by(2).filter(|field| !field.is_empty());
-        Ok((status.clone().count() as u64, status.filter(|field| ***field == *b"A").count() as u64))
+        self.ok(&Repository::compare(&args, &excluded), env, b"").await
     }
 
     /// Refuses a switch that would destroy files which no capture holds. `scratch` holds the objects of the present state,
@@ -482,10 +487,9 @@ impl Repository {
     /// Errors of git and of files; the repository may be between two states then.
     pub async fn switch(&self, scratch: &Path, to: &State, attach: bool) -> Result<()> {
         fault::point("repository.files.switch").map_err(failed(&self.path))?;
-        let index = scratch.join("index");
         let _ = fs::remove_file(scratch.join("staged.lock"));
         let work_tree = self.tree_without_left_out(scratch, &to.work_tree).await?;
-        self.ok(&["read-tree", "-m", "-u", work_tree.as_str()], &[("GIT_INDEX_FILE", &index)], b"").await?;
+        self.check_out(scratch, &work_tree, &to.marks.private).await?;
         let staged = scratch.join("staged");
         let _ = fs::remove_file(&staged);
         let env = [("GIT_INDEX_FILE", &*staged)];

@@ -68,6 +68,17 @@ pub fn bound(command: &mut std::process::Command, limits: &[(nix::sys::resource:
     unsafe { command.pre_exec(prepare) };
 }
 
+/// Makes the child of `command` create files and directories that no other user can read.
+pub fn make_private_files(command: &mut std::process::Command) {
+    use std::os::unix::process::CommandExt as _;
+    let prepare = || {
+        nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o077));
+        Ok(())
+    };
+    // SAFETY: between fork and exec only one system call that cannot fail, and no allocation.
+    unsafe { command.pre_exec(prepare) };
+}
+
 /// Makes the orphans of its descendants children of this process.
 ///
 /// # Errors

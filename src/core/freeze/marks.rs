@@ -12,6 +12,9 @@ pub struct FileMarks {
     /// Marked with `git update-index --skip-worktree`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub skip_worktree: Vec<String>,
+    /// Not readable by other users, among those that differ from the commit.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub private: Vec<String>,
 }
 
 impl FileMarks {

@@ -76,6 +76,8 @@ pub const GIT_SUBMODULE_DEPTH: usize = 8;
 pub const GIT_INDEX_BYTES: u64 = 256 << 20;
 /// Files of one repository that are marked as unchanged or skipped.
 pub const GIT_MARKED_FILES: usize = 4096;
+/// Files of one repository whose rights a freeze holds, as no other user can read them.
+pub const GIT_PRIVATE_FILES: usize = 4096;
 /// Wait for the lock of a database in a group.
 pub const DATABASE_LOCK_WAIT: Duration = Duration::from_secs(5);
 /// SQLite databases that the lock of one checkpoint lists.

@@ -307,7 +307,7 @@ impl Run<'_> {
         self.notes.extend(omitted(&manifest.parts));
         for one in live.iter() {
             let found = one.not_captured()?.into_iter();
-            self.notes.extend(found.map(|what| format!("member {}: {what}: its progress is not captured", one.name)));
+            self.notes.extend(found.map(|what| format!("member {}: {what}", one.name)));
         }
         let mut pairings = pairings(&manifest.parts);
         if kind == CheckpointType::System {

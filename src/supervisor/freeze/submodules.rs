@@ -6,6 +6,7 @@ use super::objects;
 use crate::core::error::{Error, Result};
 use crate::core::freeze::RepositoryPart;
 use crate::core::freeze::submodule::SubmodulePart;
+use crate::core::limits;
 use crate::git::{Repository, State, Submodule, scratch_of};
 use crate::supervisor::host::Host;
 
@@ -133,14 +134,21 @@ pub(super) async fn validate(
     Ok(())
 }
 
-/// Names operations of git that are under way in a repository or a submodule of it: no freeze holds their progress.
-pub(super) fn under_way(repository: &Repository, state: &State) -> Result<Vec<String>> {
+/// Names what no freeze holds of a repository and its submodules: the progress of an operation of git that is under way,
+/// and rights of further private files.
+pub(super) fn not_captured(repository: &Repository, state: &State) -> Result<Vec<String>> {
     let shown = repository.path().display();
-    let mut found: Vec<String> =
-        repository.under_way().map(|what| format!("a {what} is under way in {shown}")).into_iter().collect();
+    let progress = |what| format!("a {what} is under way in {shown}: its progress is not captured");
+    let mut found: Vec<String> = repository.under_way().map(progress).into_iter().collect();
+    if state.marks.private.len() >= limits::GIT_PRIVATE_FILES {
+        let most = limits::GIT_PRIVATE_FILES;
+        found.push(format!(
+            "{shown} may have more than {most} private files: the rights of the others are not captured"
+        ));
+    }
     for one in &state.submodules {
         let (Some(state), Some(inner)) = (&one.state, repository.submodule(&one.path)?) else { continue };
-        found.extend(under_way(&inner, state)?);
+        found.extend(not_captured(&inner, state)?);
     }
     Ok(found)
 }

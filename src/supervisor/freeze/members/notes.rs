@@ -30,7 +30,7 @@ impl Live {
     /// What a client must know of what was captured.
     pub fn not_captured(&self) -> Result<Vec<String>> {
         match &self.kind {
-            LiveKind::Repository { repository, state: Some(state), .. } => submodules::under_way(repository, state),
+            LiveKind::Repository { repository, state: Some(state), .. } => submodules::not_captured(repository, state),
             LiveKind::Kernel { .. } | LiveKind::Repository { .. } | LiveKind::Data(_) => Ok(Vec::new()),
         }
     }
