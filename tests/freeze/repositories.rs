@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Command, Stdio};
 
 use super::Shop;
-use crate::support::{Host, users};
+use crate::support::{Host, User, users};
 
 /// What git-lfs does to one file: the content goes to `.git/lfs`, git has its address.
 const LARGE_FILES: &str = r#"#!/bin/sh
@@ -178,4 +178,36 @@ fn tracked_parts_are_captured() {
     shop.host.ok(&["--yes", "restore", "shop", "good", "--member", "code"]);
     assert_eq!((shop.read(".notes.ryokan").as_deref(), shop.read(".gone.ryokan")), (Some("two"), None));
     assert_eq!(shop.read(".part.ryokan").as_deref(), Some("untracked"));
+}
+
+/// A program writes to the repository after it was changed, and before the restore fails.
+#[test]
+fn replaced_work_is_kept() {
+    let host = Host::prepare(User::Own);
+    let home = host.path("home").display().to_string();
+    let restore = format!("cat > {home}/queue; if rm {home}/armed; then echo theirs > {home}/code/app.py; exit 3; fi");
+    let argv = |verb: &str, code: &str| format!("{verb} = [\"/bin/sh\", \"-c\", {code:?}]\n");
+    host.configure(&format!(
+        "[sources.queue]\n{}{}{}{}",
+        argv("freeze", "true"),
+        argv("thaw", "true"),
+        argv("capture", &format!("cat {home}/queue")),
+        argv("restore", &restore),
+    ));
+    let shop = Shop::of(host, User::Own);
+    std::fs::write(shop.host.path("home").join("queue"), "one").unwrap();
+    shop.host.ok(&["group", "add", "shop", "--command", "queue"]);
+    shop.host.ok(&["freeze", "shop", "-m", "good"]);
+    shop.write("app.py", "two");
+    shop.commit("second");
+    shop.write("app.py", "two, changed");
+    std::fs::write(shop.host.path("home").join("armed"), "").unwrap();
+    let failed = shop.host.cli(&["--yes", "restore", "shop", "good"]);
+    let said = String::from_utf8_lossy(&failed.stderr).into_owned();
+    let reference = said.split_whitespace().find(|word| word.starts_with("refs/ryokan/kept/shop-")).expect(&said);
+    assert_eq!(shop.read("app.py").as_deref(), Some("two, changed"), "{said}");
+    assert_eq!(shop.git(&["show", &format!("{reference}:app.py")]), "theirs");
+    // Without such work nothing is kept.
+    shop.host.ok(&["--yes", "restore", "shop", "good"]);
+    assert_eq!(shop.git(&["for-each-ref", "refs/ryokan/kept"]).lines().count(), 1);
 }

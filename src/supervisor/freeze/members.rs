@@ -48,7 +48,7 @@ pub(super) struct Live {
 
 enum LiveKind {
     Kernel { kernel: Rc<Kernel>, held: Option<Box<HeldKernel>>, checkpoint: Option<CheckpointId> },
-    Repository { path: PathBuf, repository: Repository, state: Option<Box<State>> },
+    Repository { path: PathBuf, repository: Repository, state: Option<Box<State>>, kept: Vec<String> },
     Data(Box<dyn DataSource>),
 }
 
@@ -106,7 +106,7 @@ pub(super) async fn open_in(supervisor: &Supervisor, group: &Group, member: &Mem
             let repository = Repository::open(&access::git(host).await?, &path)?;
             access::trusted_repository(supervisor, group.uid, &repository).await?;
             let repository = repository.leaving_out(&sources::database_members(host).await?);
-            LiveKind::Repository { path, repository, state: None }
+            LiveKind::Repository { path, repository, state: None, kept: Vec::new() }
         }
         Target::Database { .. }
         | Target::Directory { .. }
@@ -257,7 +257,7 @@ impl Live {
                 *checkpoint = Some(held.capture(kind).await?);
                 Ok(held.revision())
             }
-            LiveKind::Repository { path, repository, state } => {
+            LiveKind::Repository { path, repository, state, .. } => {
                 let state = state.clone().ok_or_else(|| Error::internal("the repository was not locked"))?;
                 let revision = format!("{state:?}");
                 let part = submodules::named(repository, &self.scratch, &state).await?;
@@ -527,17 +527,16 @@ impl Live {
             (LiveKind::Kernel { held, .. }, Captured::Kernel { checkpoint, .. }) => {
                 held.as_mut().ok_or_else(not_held)?.revert(checkpoint, actor).await
             }
-            (LiveKind::Repository { path, repository, .. }, Captured::Repository { part, .. }) => {
-                let before = State::from(&part);
-                submodules::recover(&self.host, repository, &self.scratch, &part).await?;
-                // Kept as objects of the repository: work of another program since the restore is not lost.
-                let present = repository.state(&self.scratch, true).await?;
-                if present != before {
-                    let (tree, inner) = (present.work_tree.as_str(), present.inner_trees(""));
-                    let detail = serde_json::json!({ "path": path, "tree": tree, "submodules": inner });
-                    self.host.events.publish("", "repository_reverted", detail);
-                }
-                submodules::switch(repository, &self.scratch, &part, true).await
+            (LiveKind::Repository { repository, kept, .. }, Captured::Repository { part, .. }) => {
+                let target = match &self.target {
+                    Some(Captured::Repository { part, .. }) => Some(part),
+                    _ => None,
+                };
+                let (scratch, group) = (&self.scratch, &self.group.2);
+                submodules::recover(&self.host, repository, scratch, &part).await?;
+                let found = submodules::keep_work(&self.host, repository, scratch, (group, &part, target)).await?;
+                kept.extend(found);
+                submodules::switch(repository, scratch, &part, true).await
             }
             (LiveKind::Data(source), safety) => source.revert(&safety, self.target.as_ref()).await,
             _ => Err(self.other_kind()),

@@ -392,8 +392,8 @@ impl<'a> Run<'a> {
                 for note in &self.notes {
                     message.push_str(&format!("; {note}"));
                 }
-                for kept in self.live.iter().filter_map(Live::kept) {
-                    message.push_str(&format!("; another program wrote meanwhile: {} holds that", kept.display()));
+                for kept in self.live.iter().flat_map(Live::kept) {
+                    message.push_str(&format!("; {kept}"));
                 }
                 Err(Error { message, ..failed })
             }

@@ -209,6 +209,31 @@ pub(super) async fn switch(repository: &Repository, scratch: &Path, part: &Repos
     Ok(())
 }
 
+/// Keeps what a repository and its submodules have now and neither the state before a restore nor its target has, before
+/// the former is brought back; says where.
+pub(super) async fn keep_work(
+    host: &Host,
+    repository: &Repository,
+    scratch: &Path,
+    (group, before, target): (&str, &RepositoryPart, Option<&RepositoryPart>),
+) -> Result<Vec<String>> {
+    let present = repository.state(scratch, true).await?;
+    let known: Vec<State> = std::iter::once(before).chain(target).map(State::from).collect();
+    if present == known[0] {
+        return Ok(Vec::new());
+    }
+    // A name of a reference has no two dots.
+    let reference = format!("refs/ryokan/kept/{}-{}", group.replace("..", "-"), host.now_ms());
+    let known: Vec<&State> = known.iter().collect();
+    let found = repository.keep_work(scratch, &reference, (&present, &known)).await?;
+    let (path, tree) = (repository.path(), present.work_tree.as_str());
+    let kept = if found.is_empty() { "" } else { reference.as_str() };
+    let detail = serde_json::json!({ "path": path, "tree": tree, "submodules": present.inner_trees(""), "kept": kept });
+    host.events.publish("", "repository_reverted", detail);
+    let said = |path| format!("work that was in neither state is kept: git -C {path} stash apply {reference}");
+    Ok(found.into_iter().map(said).collect())
+}
+
 /// Brings the objects of the state before a restore back, and removes locks of a killed daemon.
 pub(super) async fn recover(host: &Host, repository: &Repository, scratch: &Path, part: &RepositoryPart) -> Result<()> {
     for (repository, scratch, part) in steps(repository, scratch, part)? {

@@ -75,11 +75,15 @@ impl Live {
         }
     }
 
-    /// Where the content that another program wrote during the restore was kept.
-    pub fn kept(&self) -> Option<&std::path::Path> {
+    /// Says where the content that another program wrote during the restore was kept.
+    pub fn kept(&self) -> Vec<String> {
         match &self.kind {
-            LiveKind::Data(source) => source.kept(),
-            LiveKind::Kernel { .. } | LiveKind::Repository { .. } => None,
+            LiveKind::Data(source) => {
+                let kept = source.kept().map(|path| path.display().to_string());
+                kept.map(|place| format!("another program wrote meanwhile: {place} holds that")).into_iter().collect()
+            }
+            LiveKind::Repository { kept, .. } => kept.clone(),
+            LiveKind::Kernel { .. } => Vec::new(),
         }
     }
 }
