@@ -97,6 +97,14 @@ fn lock_names_what_changed() {
     let (code, reported) = checked(&["lock", "agent", "--check"]);
     assert!(code == Some(1) && reported.contains("uv.lock of agent"), "{reported}");
     assert_eq!(checked(&["lock", "agent", "--check", "none"]).0, Some(3));
+    // A restore names what stays, and was other then.
+    let restored = shop.host.cli(&["--yes", "restore", "shop", "first", "--member", "data"]);
+    let said = String::from_utf8_lossy(&restored.stderr).into_owned();
+    let stays = "Cargo.lock of code has other content since that freeze, and stays so";
+    assert!(restored.status.success() && said.contains(stays) && !said.contains("Gemfile.lock"), "{said}");
+    let restored = shop.host.cli(&["--yes", "restore", "shop", "first", "--member", "code"]);
+    let said = String::from_utf8_lossy(&restored.stderr).into_owned();
+    assert!(restored.status.success() && !said.contains("Cargo.lock"), "{said}");
 }
 
 /// A program of the configuration brings the code to what restored data needs.

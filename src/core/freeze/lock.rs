@@ -335,6 +335,11 @@ impl Lock {
         }
     }
 
+    /// The lock files of package managers alone.
+    pub fn dependencies(&self) -> Lock {
+        Lock { dependencies: self.dependencies.clone(), ..Lock::new(&self.name, &self.subject) }
+    }
+
     /// How this state differs from an earlier lock, for people.
     pub fn differences(&self, before: &Lock) -> Vec<String> {
         let mut reported = Vec::new();

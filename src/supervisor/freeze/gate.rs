@@ -9,10 +9,10 @@ use super::run_restore::Run;
 use crate::config::Rebuild;
 use crate::core::audit::NewAudit;
 use crate::core::error::{Error, ErrorCode, Result};
-use crate::core::freeze::Part;
 use crate::core::freeze::gate::{self, Order, Pairing};
 use crate::core::freeze::lock::Lock;
 use crate::core::freeze::refs::CommitId;
+use crate::core::freeze::{Captured, Part};
 use crate::programs::{Output, Program};
 use crate::supervisor::checkpoint::environment_now;
 use crate::supervisor::host::Host;
@@ -164,6 +164,22 @@ pub(super) fn left_out(name: &str, error: Error) -> Result<String> {
     }
 }
 
+/// Names lock files of package managers that differ from a freeze, of repositories which are not among the restored
+/// parts: what they depend on may not fit what is restored.
+fn other_dependencies(would_be: &[Part], (frozen, restored): (&[Part], &[Part])) -> Vec<String> {
+    let of = |parts: &[Part], others: &[Part]| {
+        let stays = |part: &&Part| {
+            matches!(part.captured, Captured::Repository { .. })
+                && restored.iter().all(|one| one.name != part.name)
+                && others.iter().any(|one| one.name == part.name)
+        };
+        Lock::of_group("", &parts.iter().filter(stays).cloned().collect::<Vec<_>>()).dependencies()
+    };
+    let (now, then) = (of(would_be, frozen), of(frozen, would_be));
+    let found = now.differences(&then).into_iter();
+    found.map(|what| format!("{what} since that freeze, and stays so")).collect()
+}
+
 impl Run<'_> {
     /// Checks that code and data would fit after the restore, or after the rebuild of a repository.
     pub async fn gate(&mut self) -> Result<()> {
@@ -219,6 +235,7 @@ impl Run<'_> {
             }
         }
         self.notes.extend(now.environment().differences(&before.environment()));
+        self.notes.extend(other_dependencies(&self.would_be, (&self.frozen, &self.parts)));
         for live in &mut self.live[..self.restored] {
             let lost = live.lost_by_restore().await?;
             self.notes.extend(lost.map(|what| format!("member {}: {what}", live.name)));

@@ -135,14 +135,15 @@ async fn perform(
     let others: Vec<&Member> = group.members.iter().filter(is_held).collect();
     let together = pairings(&manifest.parts).into_iter().collect();
     let (restored, configuration) = (live.len(), (manifest.configuration, manifest.sections));
-    let mut run = Run { configuration, parts, live, restored, together, drain, ..Run::new(host, group, freeze, actor) };
+    let begun = Run::new(host, group, freeze, actor);
+    let mut run = Run { configuration, parts, live, restored, together, drain, frozen: manifest.parts, ..begun };
     for member in others {
         match members::open_one(supervisor, group, member).await {
             Ok(live) => run.live.push(live),
             Err(error) => run.notes.push(left_out(&member.name, error)?),
         }
     }
-    let databases = members::database_files_of(&manifest.parts);
+    let databases = members::database_files_of(&run.frozen);
     run.live.iter_mut().for_each(|live| live.leave_out(&databases));
     run.compared = run.compare().await;
     run.plan_rebuild().await;
@@ -166,7 +167,8 @@ pub(super) struct Run<'a> {
     pub freeze: Freeze,
     /// Digest of the configuration at that freeze, empty: not known; and of its sections.
     pub configuration: (String, Option<BTreeMap<String, String>>),
-    /// The restored parts.
+    /// The parts of that freeze, and the restored ones among them.
+    pub frozen: Vec<Part>,
     pub parts: Vec<Part>,
     /// The members: first those that change, then the others, which are held.
     pub live: Vec<Live>,
@@ -205,6 +207,7 @@ impl<'a> Run<'a> {
             group,
             freeze,
             configuration: (String::new(), None),
+            frozen: Vec::new(),
             parts: Vec::new(),
             live: Vec::new(),
             restored: 0,
