@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use super::postgres::{Server, add_password};
 use super::postgres_server::Cluster;
+use super::{Writer, amounts};
 use crate::support::{Host, User, kernel, out};
 
 /// Freezes per seed.
@@ -67,7 +68,13 @@ impl Estate {
         for journal in ["wal", "delete"] {
             let database = estate.open(journal);
             database.pragma_update(None, "journal_mode", journal).unwrap();
-            database.execute_batch("CREATE TABLE t (id INTEGER PRIMARY KEY, body BLOB)").unwrap();
+            database
+                .execute_batch(
+                    "CREATE TABLE t (id INTEGER PRIMARY KEY, body BLOB);
+                     CREATE TABLE accounts (id INTEGER PRIMARY KEY, amount INTEGER);
+                     INSERT INTO accounts VALUES (1, 500), (2, 500);",
+                )
+                .unwrap();
         }
         estate.git(&["init", "-q", "-b", "main"]);
         estate.git(&["commit", "-q", "--allow-empty", "-m", "first"]);
@@ -249,6 +256,27 @@ fn restores_are_exact(estate: &Estate, expected: &[(&str, &str)]) {
     assert!(!left.iter().any(|name| name.to_string_lossy().contains("ryokan")), "{left:?}");
 }
 
+/// Programs write to both databases during a freeze and a restore.
+fn writers_see_whole_databases(estate: &Estate) {
+    let place = |journal: &str| estate.place.join(format!("{journal}.db"));
+    let writers = ["wal", "delete"].map(|journal| Writer::start(&place(journal)));
+    estate.freeze("written");
+    let begun = writers.each_ref().map(Writer::moves);
+    // A commit between the safety freeze and the switch refuses the restore, which can be repeated.
+    for journal in ["wal", "delete"] {
+        let restore = ["--yes", "restore", "all", "written", "--member", journal];
+        let restored = (0..20).any(|_| estate.host.cli(&restore).status.success());
+        assert!(restored, "{journal}: {}", estate.host.log());
+    }
+    crate::support::until("writes after the restores", || {
+        writers.iter().zip(begun).all(|(writer, begun)| writer.moves() > begun)
+    });
+    writers.into_iter().for_each(Writer::end);
+    for journal in ["wal", "delete"] {
+        amounts(&place(journal)).expect("a whole database");
+    }
+}
+
 fn restores_are_exact_on(kind: &str, workspaces: &str) {
     let Some((mounted, mut host)) = Host::prepare_on(kind, User::Own) else { return };
     host.launch();
@@ -259,6 +287,7 @@ fn restores_are_exact_on(kind: &str, workspaces: &str) {
     let doctor = String::from_utf8_lossy(&estate.host.cli(&["doctor"]).stdout).into_owned();
     assert_eq!(doctor.contains("delete.db, "), kind == "btrfs", "{doctor}");
     restores_are_exact(&estate, &expected);
+    writers_see_whole_databases(&estate);
 }
 
 #[test]
@@ -275,7 +304,9 @@ fn restores_are_exact_on_ext4() {
     let Some((mounted, mut host)) = Host::prepare_on("ext4", User::Own) else { return };
     host.launch();
     let expected = [("agent", "tracked"), ("files", "tracked"), ("wal", "transaction"), ("delete", "shared-lock")];
-    restores_are_exact(&Estate::new(host, mounted.path().join("user")), &expected);
+    let estate = Estate::new(host, mounted.path().join("user"));
+    restores_are_exact(&estate, &expected);
+    writers_see_whole_databases(&estate);
 }
 
 #[test]
