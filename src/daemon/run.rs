@@ -111,6 +111,7 @@ async fn daemon(args: &Args, config: Config, paths: Paths) -> anyhow::Result<()>
     crate::supervisor::freeze::recover(&supervisor).await;
     supervisor.await_arriving_groups().await.map_err(anyhow::Error::new)?;
     crate::supervisor::maintenance::run(&supervisor);
+    crate::supervisor::freeze::retry(&supervisor);
     republish(&supervisor, &published).await;
     tracing::info!(?recovered, "recovered");
     let socket = service::control_socket(&paths.control_socket(), paths.socket_mode())?;

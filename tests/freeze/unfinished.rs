@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use ryokan::sys::fault;
 
 use super::Shop;
-use crate::support::users;
+use crate::support::{Host, User, until, users};
 
 /// A group whose restore was killed after it changed every member, and whose repository is gone.
 fn unfinished() -> (Shop, PathBuf, String) {
@@ -117,4 +117,40 @@ fn ignored_files_are_not_overwritten() {
     std::fs::rename(shop.code().join("settings"), shop.code().with_file_name("mine")).unwrap();
     shop.host.ok(&["--yes", "restore", "shop", "good"]);
     assert_eq!(shop.read("settings").as_deref(), Some("of all"));
+}
+
+/// A source that could not be resumed, and a restore that could not be reverted, need no client.
+#[test]
+fn unfinished_groups_are_retried() {
+    let host = Host::prepare(User::Own);
+    let home = host.path("home").display().to_string();
+    let argv = |verb: &str, code: &str| format!("{verb} = [\"/bin/sh\", \"-c\", {code:?}]\n");
+    host.configure(&format!(
+        "[upkeep]\ninterval = \"1s\"\n[sources.queue]\n{}{}{}{}",
+        argv("freeze", "true"),
+        argv("thaw", &format!("test ! -e {home}/closed && touch {home}/thawed")),
+        argv("capture", "echo one"),
+        argv("restore", "true"),
+    ));
+    let mut shop = Shop::of(host, User::Own);
+    shop.host.ok(&["group", "new", "other"]);
+    shop.host.ok(&["group", "add", "other", "--command", "queue"]);
+    let (closed, thawed) = (format!("{home}/closed"), format!("{home}/thawed"));
+    std::fs::write(&closed, "").unwrap();
+    shop.host.ok(&["freeze", "other"]);
+    assert!(!std::fs::exists(&thawed).unwrap());
+    std::fs::remove_file(&closed).unwrap();
+    until("a thaw", || std::fs::exists(&thawed).unwrap());
+    shop.host.ok(&["freeze", "shop", "-m", "good"]);
+    shop.wreck_data();
+    shop.write("app.py", "two");
+    restore_killed(&mut shop, &["--yes", "restore", "shop", "good"]);
+    let away = shop.code().with_file_name("away");
+    std::fs::rename(shop.code(), &away).unwrap();
+    shop.host.launch();
+    assert!(shop.host.ok(&["group", "show", "shop"]).contains("interrupted"));
+    std::fs::rename(away, shop.code()).unwrap();
+    until("a revert", || !shop.host.ok(&["group", "show", "shop"]).contains("interrupted"));
+    assert_eq!((shop.amounts(), shop.read("app.py").as_deref()), ((900, 100), Some("two")));
+    shop.host.ok(&["exec", "agent", "echo ran"]);
 }

@@ -22,6 +22,10 @@ pub const FREEZE_STEP: Duration = Duration::from_secs(60);
 pub const FREEZE_STORE: Duration = Duration::from_secs(3600);
 /// Attempts to bring a member back to what it was before they are left to recovery.
 pub const REVERT_ATTEMPTS: u32 = 3;
+/// Interval at which sources that stay frozen and restores that stay unfinished are retried.
+pub const GROUP_RETRY: Duration = Duration::from_secs(60);
+/// How often that interval is doubled for a group that fails each time.
+pub const GROUP_RETRY_DOUBLINGS: u32 = 4;
 /// Time that a new daemon grants a git command of the former one to end.
 pub const GIT_ORPHAN: Duration = Duration::from_secs(30);
 /// Output of one git command, bytes.

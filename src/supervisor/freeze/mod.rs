@@ -5,7 +5,7 @@
 //! export, import ─▶ bundle, kernels of the registry, git: a freeze in a file
 //! moving, arriving: a group that moves, with its kernels, by the registry's handovers
 //!           pauses: what a failed freeze leaves paused, until a client resumes it
-//!           recover: at start, and before the next operation of an unfinished group
+//!           recover: at start, before the next operation of an unfinished group, and each minute (retry)
 //! ```
 //! One operation of a group runs at a time, and one on a member that several groups share (`operation_turn`). Each runs in a task of
 //! its own, to its end, even if its client disconnects.
@@ -32,6 +32,7 @@ mod pauses;
 mod provenance;
 mod recover;
 mod removal;
+mod retry;
 mod run_freeze;
 mod run_restore;
 mod sources;
@@ -51,6 +52,7 @@ pub use pauses::{configure, resume};
 pub use provenance::provenance;
 pub use recover::recover;
 pub use removal::remove_freeze;
+pub use retry::retry;
 pub use run_freeze::{Taken, freeze};
 pub use run_restore::{restore, undo};
 

@@ -3,6 +3,8 @@
 use std::path::Path;
 use std::rc::Rc;
 
+use futures::FutureExt as _;
+
 use crate::core::error::{Error, Result};
 use crate::core::freeze::concern::Concern;
 use crate::core::freeze::postgres::Connection;
@@ -62,6 +64,20 @@ pub(super) async fn of_targets<'a>(
             .reason("group_turn")
             .hint("wait for its end, then try again")),
     }
+}
+
+/// The turn of an operation on a group, if nothing has to be waited for and the group is as it was.
+///
+/// # Errors
+/// Database errors.
+pub(super) async fn free(supervisor: &Supervisor, group: &Group) -> Result<Option<Turn>> {
+    let host = supervisor.host();
+    let concerns = std::iter::once(Concern::Group(group.id));
+    let concerns = concerns.chain(group.members.iter().flat_map(|member| concerns_of(host, &member.target)));
+    let Some(turn) = host.group_queue.take(concerns.collect()).now_or_never() else { return Ok(None) };
+    let groups = host.catalog.groups(None).await?;
+    let is_same = groups.iter().any(|now| (now.id, &now.members) == (group.id, &group.members));
+    Ok(is_same.then_some(turn))
 }
 
 /// What an operation on a member concerns.

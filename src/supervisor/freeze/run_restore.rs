@@ -415,7 +415,7 @@ impl<'a> Run<'a> {
                 );
                 Err(Error { message, ..failed }
                     .reason("group_unfinished")
-                    .hint(format!("nothing is lost: the next freeze, restore or undo of {name} goes back first")))
+                    .hint(format!("nothing is lost: the daemon tries again each minute, and the next operation of {name} goes back first")))
             }
             None => Err(Error::internal("the restore has no outcome")),
         }

@@ -38,7 +38,7 @@ impl Live {
     /// What a client must know of a member that does not go on, and what happens next.
     pub fn not_resumed(&self, error: &Error) -> String {
         format!(
-            "member {} still does not work: {}; the next operation of group {} and the next start of the daemon try again",
+            "member {} still does not work: {}; the daemon tries again each minute, and so does the next operation of group {}",
             self.name, error.message, self.group.2
         )
     }

@@ -2,6 +2,7 @@
 //!
 //! A daemon that finds records resumes these sources before anything else.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::rc::Rc;
 
@@ -103,6 +104,13 @@ pub(in crate::supervisor::freeze) fn clear(host: &Host, group: GroupId, member: 
         return Ok(());
     }
     sys::fs::remove_durable(&file, "freeze.quiesced.clear").map_err(|error| Error::unavailable(error.to_string()))
+}
+
+/// The groups of the records.
+pub(in crate::supervisor::freeze) fn groups(host: &Host) -> BTreeSet<GroupId> {
+    let entries = std::fs::read_dir(folder(host)).into_iter().flatten().flatten();
+    let group = |entry: std::fs::DirEntry| entry.file_name().to_str()?.split_once('.')?.0.parse().ok();
+    entries.filter_map(group).collect()
 }
 
 /// Resumes the recorded sources of the groups that `is_meant` accepts: not those of a restore that is still to be
