@@ -26,5 +26,6 @@ pub use command::Git;
 pub use compare::Commit;
 pub use history::Room;
 pub use repository::{Repository, State};
+pub use sequences::end_of;
 pub use submodules::{Submodule, scratch_of};
 pub use worktrees::shared_by;

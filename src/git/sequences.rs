@@ -3,7 +3,7 @@
 use super::Repository;
 
 /// The files, and the command that goes on or ends.
-const FILES: [(&str, &str); 7] = [
+const FILES: [(&str, &str); 8] = [
     ("rebase-merge", "rebase"),
     ("rebase-apply/applying", "am"),
     ("rebase-apply", "rebase"),
@@ -12,7 +12,16 @@ const FILES: [(&str, &str); 7] = [
     ("REVERT_HEAD", "revert"),
     // Between two picks.
     ("sequencer", "cherry-pick"),
+    ("BISECT_LOG", "bisect"),
 ];
+
+/// How an operation is ended, by the name of its command.
+pub fn end_of(operation: &str) -> String {
+    match operation {
+        "bisect" => "`git bisect reset`".to_owned(),
+        operation => format!("`git {operation} --continue`, or `git {operation} --abort`"),
+    }
+}
 
 impl Repository {
     /// The operation that is under way, by the name of its command.

@@ -108,6 +108,7 @@ fn rebase_stays_under_way() {
     for (begin, what) in [
         (&["merge", "-q", "--no-ff", "--no-commit", "main"][..], "merge"),
         (&["revert", "--no-commit", "HEAD"], "revert"),
+        (&["bisect", "start"], "bisect"),
     ] {
         let mut command = Command::new("git");
         command.arg("-C").arg(shop.code()).args(["-c", "user.name=t", "-c", "user.email=t@t"]).args(begin);
@@ -116,7 +117,7 @@ fn rebase_stays_under_way() {
         let refused = shop.host.cli(&["--yes", "restore", "shop", "rebase"]);
         let said = String::from_utf8_lossy(&refused.stderr).into_owned();
         assert!(refused.status.code() == Some(4) && said.contains(&format!("a {what} is under way")), "{said}");
-        shop.git(&[what, "--abort"]);
+        shop.git(&[what, if what == "bisect" { "reset" } else { "--abort" }]);
     }
     shop.host.ok(&["--yes", "restore", "shop", "rebase"]);
 }

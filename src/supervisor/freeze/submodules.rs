@@ -7,7 +7,7 @@ use crate::core::error::{Error, Result};
 use crate::core::freeze::RepositoryPart;
 use crate::core::freeze::submodule::SubmodulePart;
 use crate::core::limits;
-use crate::git::{Repository, State, Submodule, scratch_of};
+use crate::git::{Repository, State, Submodule, end_of, scratch_of};
 use crate::supervisor::host::Host;
 
 impl From<&RepositoryPart> for State {
@@ -167,7 +167,7 @@ pub(super) async fn check_losses(
     if let Some(what) = repository.under_way() {
         return Err(Error::refused(format!("a {what} is under way in {}", repository.path().display()))
             .reason("git_operation")
-            .hint(format!("end it first: `git {what} --continue`, or `git {what} --abort`")));
+            .hint(format!("end it first: {}", end_of(what))));
     }
     let states = (&State::from(present), &State::from(target));
     repository.check_ignored(scratch, &scratch.join("verify"), states).await?;
