@@ -105,6 +105,16 @@ fn lock_names_what_changed() {
     let restored = shop.host.cli(&["--yes", "restore", "shop", "first", "--member", "code"]);
     let said = String::from_utf8_lossy(&restored.stderr).into_owned();
     assert!(restored.status.success() && !said.contains("Cargo.lock"), "{said}");
+    // Under a name that another place had.
+    let other = shop.host.path("home").join("other.db");
+    std::fs::copy(shop.data(), &other).unwrap();
+    shop.give();
+    shop.host.ok(&["group", "rm", "shop", "data"]);
+    shop.host.ok(&["group", "add", "shop", "--database", &other.display().to_string(), "--name", "data"]);
+    let restored = shop.host.cli(&["--yes", "restore", "shop", "first", "--member", "data"]);
+    let said = String::from_utf8_lossy(&restored.stderr).into_owned();
+    let elsewhere = format!("member data was {} at that freeze", shop.data().display());
+    assert!(restored.status.success() && said.contains(&elsewhere), "{said}");
 }
 
 /// A program of the configuration brings the code to what restored data needs.

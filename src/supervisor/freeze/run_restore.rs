@@ -131,12 +131,13 @@ async fn perform(
         })?;
         one.target = Some(part.captured.clone());
     }
+    let notes = live.iter().filter_map(Live::other_place).collect();
     let is_held = |member: &&Member| !is_concerned(member) && !matches!(wanted, Wanted::Arriving(_));
     let others: Vec<&Member> = group.members.iter().filter(is_held).collect();
     let together = pairings(&manifest.parts).into_iter().collect();
     let (restored, configuration) = (live.len(), (manifest.configuration, manifest.sections));
     let begun = Run::new(host, group, freeze, actor);
-    let mut run = Run { configuration, parts, live, restored, together, drain, frozen: manifest.parts, ..begun };
+    let mut run = Run { configuration, parts, live, restored, together, drain, frozen: manifest.parts, notes, ..begun };
     for member in others {
         match members::open_one(supervisor, group, member).await {
             Ok(live) => run.live.push(live),

@@ -4,6 +4,7 @@ use super::{Live, LiveKind};
 use crate::core::checkpoint::Restoration;
 use crate::core::error::{Error, Result};
 use crate::core::freeze::cost::Storage;
+use crate::core::freeze::{Captured, Target};
 use crate::supervisor::freeze::storage::{kernel_version, storage_at};
 use crate::supervisor::freeze::submodules;
 
@@ -65,6 +66,19 @@ impl Live {
             LiveKind::Data(source) => source.lost_by_restore().await,
             LiveKind::Kernel { .. } | LiveKind::Repository { .. } => Ok(None),
         }
+    }
+
+    /// Says that the member was at another place when its target was captured.
+    pub fn other_place(&self) -> Option<String> {
+        let (then, now) = match (self.target.as_ref()?, &self.member.target) {
+            (Captured::Repository { path: then, .. }, Target::Repository { path: now })
+            | (Captured::Database { path: then, .. }, Target::Database { path: now })
+            | (Captured::Directory { path: then, .. }, Target::Directory { path: now }) => (then, now),
+            (Captured::Command { source: then, .. }, Target::Command { source: now }) => (then, now),
+            _ => return None,
+        };
+        let name = &self.name;
+        (then != now).then(|| format!("member {name} was {then} at that freeze: its content comes to {now}"))
     }
 
     /// Why a resumed data source does not serve.
