@@ -27,6 +27,7 @@ pub struct PinnedDatabase {
     path: PathBuf,
     mode: u32,
     revision: SchemaRevision,
+    parameters: String,
     held: Held,
 }
 
@@ -53,6 +54,8 @@ impl PinnedDatabase {
         // The first read begins the transaction.
         let revision = revision_of(&connection, path)?;
         let journal: String = connection.query_row("PRAGMA journal_mode", [], |row| row.get(0)).map_err(&failed)?;
+        let page: i64 = connection.query_row("PRAGMA page_size", [], |row| row.get(0)).map_err(&failed)?;
+        let parameters = format!("journal_mode {journal}, page_size {page}");
         let held = if journal == "wal" {
             Held::Connection { connection, driver: Driver::Transaction }
         } else {
@@ -62,12 +65,17 @@ impl PinnedDatabase {
                 None => Held::Connection { connection, driver: Driver::SharedLock },
             }
         };
-        Ok(PinnedDatabase { path: path.to_owned(), mode, revision, held })
+        Ok(PinnedDatabase { path: path.to_owned(), mode, revision, parameters, held })
     }
 
     /// The schema revision of the pinned content.
     pub fn revision(&self) -> &SchemaRevision {
         &self.revision
+    }
+
+    /// Journal mode and page size.
+    pub fn parameters(&self) -> &str {
+        &self.parameters
     }
 
     /// The mode of the database's file.

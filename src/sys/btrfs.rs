@@ -15,6 +15,9 @@ const CREATE: libc::c_ulong = write_of::<Named>(14);
 const DESTROY: libc::c_ulong = write_of::<Named>(15);
 const SNAPSHOT: libc::c_ulong = write_of::<Snapshot>(23);
 
+const SUBVOLUME_INFO: libc::c_ulong =
+    ((2 << 30) | ((size_of::<SubvolumeInfo>() as u32) << 16) | (TYPE << 8) | 60) as libc::c_ulong;
+
 const NAME: usize = 4088;
 const SNAPSHOT_NAME: usize = 4040;
 
@@ -33,6 +36,21 @@ struct Snapshot {
     flags: u64,
     unused: [u64; 4],
     name: [u8; SNAPSHOT_NAME],
+}
+
+/// `struct btrfs_ioctl_get_subvol_info_args`
+#[repr(C)]
+struct SubvolumeInfo {
+    id: u64,
+    name: [u8; 256],
+    parent: u64,
+    directory: u64,
+    generation: u64,
+    flags: u64,
+    uuids: [u8; 48],
+    transactions: [u64; 4],
+    times: [u64; 8],
+    reserved: [u64; 8],
 }
 
 /// `_IOW(TYPE, number, T)`
@@ -84,6 +102,20 @@ pub fn destroy(dir: BorrowedFd<'_>, name: &str) -> io::Result<()> {
     call(dir, DESTROY, &Named { fd: 0, name: named(name)? })
 }
 
+/// Id and generation of the subvolume that a directory is in.
+///
+/// # Errors
+/// `ENOTTY` on another file system, and before Linux 4.18.
+pub fn subvolume(dir: BorrowedFd<'_>) -> io::Result<(u64, u64)> {
+    let mut info = std::mem::MaybeUninit::<SubvolumeInfo>::zeroed();
+    // SAFETY: the request writes exactly its argument type's size; the argument lives through the call.
+    let returned = unsafe { libc::ioctl(dir.as_raw_fd(), SUBVOLUME_INFO as _, info.as_mut_ptr()) };
+    checked(i64::from(returned))?;
+    // SAFETY: integers only, which were zero or written.
+    let info = unsafe { info.assume_init() };
+    Ok((info.id, info.generation))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -92,6 +124,7 @@ mod tests {
     fn btrfs_ioctl_layout() {
         assert_eq!((size_of::<Named>(), size_of::<Snapshot>()), (4096, 4096));
         assert_eq!((CREATE, DESTROY, SNAPSHOT), (0x5000_940e, 0x5000_940f, 0x5000_9417));
+        assert_eq!((size_of::<SubvolumeInfo>(), SUBVOLUME_INFO), (504, 0x81f8_943c));
         assert!(named::<8>("1234567").is_ok() && named::<8>("12345678").is_err() && named::<8>("a/b").is_err());
     }
 }

@@ -286,6 +286,9 @@ fn restores_are_exact_on(kind: &str, workspaces: &str) {
     let estate = Estate::new(host, place);
     let doctor = String::from_utf8_lossy(&estate.host.cli(&["doctor"]).stdout).into_owned();
     assert_eq!(doctor.contains("delete.db, "), kind == "btrfs", "{doctor}");
+    estate.freeze("first");
+    let first: Value = serde_json::from_str(&estate.host.ok(&["log", "all", "--json"])).unwrap();
+    assert_eq!(first["lock"].as_str().unwrap().contains("subvolume "), kind == "btrfs", "{first}");
     restores_are_exact(&estate, &expected);
     writers_see_whole_databases(&estate);
 }
@@ -328,6 +331,7 @@ fn dumped_database_restores_exactly() {
     let place = host.path("home").join("user");
     let estate = Estate::with(host, place, Postgres::Dumped(server));
     restores_are_exact(&estate, &[("shop", "snapshot"), ("code", "git")]);
+    assert!(estate.host.ok(&["log", "all", "--json"]).contains("pg_dump -Fc"));
 }
 
 #[test]

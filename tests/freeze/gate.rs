@@ -80,6 +80,7 @@ fn lock_names_what_changed() {
         assert!(one["version"].as_str().unwrap().starts_with(version), "{one}");
         assert!(!one["file_system"].as_str().unwrap().is_empty(), "{one}");
     }
+    assert!(freeze["lock"].as_str().unwrap().contains("journal_mode wal, page_size 4096"), "{frozen}");
     for command in [["lock", "shop", "--check"], ["lock", "agent", "--check"]] {
         assert!(shop.host.ok(&command).contains("as at"), "{command:?}");
     }

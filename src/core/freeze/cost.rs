@@ -34,6 +34,9 @@ pub struct Storage {
     pub version: String,
     /// The file system that has the content, with its id; empty: not known, or none of this host.
     pub file_system: String,
+    /// What the content depends on there, for people; empty: not known.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub parameters: String,
 }
 
 impl Storage {

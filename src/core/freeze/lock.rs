@@ -80,6 +80,9 @@ pub struct LockedStorage {
     /// The file system, with its id; absent: not known.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub file_system: String,
+    /// What the content depends on there, for people; absent: not known.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub parameters: String,
 }
 
 /// A kernel.
@@ -247,8 +250,9 @@ impl Lock {
     pub fn add(&mut self, part: &Part) {
         let name = part.name.clone();
         if !part.driver.is_empty() {
-            let Storage { version, file_system } = part.storage.clone();
-            self.storage.push(LockedStorage { name: name.clone(), driver: part.driver.clone(), version, file_system });
+            let (name, driver) = (name.clone(), part.driver.clone());
+            let Storage { version, file_system, parameters } = part.storage.clone();
+            self.storage.push(LockedStorage { name, driver, version, file_system, parameters });
         }
         match &part.captured {
             Captured::Kernel { checkpoint, repositories, revision, .. } => {

@@ -57,7 +57,11 @@ impl Live {
             LiveKind::Repository { path, repository, .. } => (repository.git().version().await?, Some(path.clone())),
             LiveKind::Data(source) => source.held_by(),
         };
-        storage_at(version, place).await
+        let parameters = match &self.kind {
+            LiveKind::Data(source) => source.parameters(),
+            LiveKind::Kernel { .. } | LiveKind::Repository { .. } => String::new(),
+        };
+        storage_at(version, place, parameters).await
     }
 
     /// What a restore neither brings back nor keeps.

@@ -29,6 +29,8 @@ struct LiveDatabase {
     copied: Option<Result<()>>,
     /// How it was pinned last.
     driver: Driver,
+    /// SQLite's parameters then.
+    parameters: String,
     /// Whether it may hold the target of a restore.
     is_switched: bool,
     /// A copy of what another program wrote during the restore.
@@ -39,7 +41,8 @@ impl LiveDatabase {
     /// A database that is at no operation yet.
     fn new(path: PathBuf) -> LiveDatabase {
         let driver = Driver::Transaction;
-        LiveDatabase { path, lock: None, pinned: None, copied: None, driver, is_switched: false, kept: None }
+        let (parameters, is_switched) = (String::new(), false);
+        LiveDatabase { path, lock: None, pinned: None, copied: None, driver, parameters, is_switched, kept: None }
     }
 
     /// A restore of a former daemon may have changed it.
@@ -105,6 +108,7 @@ impl LiveDatabase {
             Ok(Some(pinned)) => {
                 let (revision, mode) = (pinned.revision().clone(), pinned.mode());
                 self.driver = pinned.driver();
+                self.parameters = pinned.parameters().to_owned();
                 self.pinned = Some(pinned);
                 let reported = revision.to_string();
                 Ok((DatabasePart::Whole { image: NOT_STORED, bytes: 0, revision, mode }, reported))
@@ -334,6 +338,10 @@ impl DataSource for DatabaseSource {
 
     fn held_by(&self) -> (String, Option<PathBuf>) {
         (format!("SQLite {}", version()), self.live.path.parent().map(Path::to_owned))
+    }
+
+    fn parameters(&self) -> String {
+        self.live.parameters.clone()
     }
 
     async fn admit_writers(&mut self) -> Result<()> {

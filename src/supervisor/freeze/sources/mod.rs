@@ -104,6 +104,11 @@ pub(super) trait DataSource {
         (String::new(), None)
     }
 
+    /// What a pinned content depends on besides, for people; empty: nothing is known.
+    fn parameters(&self) -> String {
+        String::new()
+    }
+
     /// Ends a pin on which writers wait, by a copy. Before anything is stored.
     async fn admit_writers(&mut self) -> Result<()> {
         Ok(())

@@ -74,6 +74,10 @@ const SUBSCRIPTIONS: &str = "SELECT string_agg(subname, ', ') FROM pg_subscripti
 /// The options of a pin: a bound on each wait for a lock of a table.
 const PIN_OPTIONS: &str = "-c search_path=pg_catalog -c lock_timeout=20s";
 
+/// The options of a dump. The store compresses, and finds what older freezes have in common with a dump that is not
+/// compressed. A copy with a subscription could not be dropped.
+const DUMP: [&str; 3] = ["-Fc", "-Z0", "--no-subscriptions"];
+
 /// A transaction whose snapshot others can read.
 struct Pin {
     session: Session,
@@ -433,6 +437,10 @@ impl DataSource for PostgresSource {
         (shown, None)
     }
 
+    fn parameters(&self) -> String {
+        format!("pg_dump {}", DUMP.join(" "))
+    }
+
     fn driver(&self) -> Driver {
         Driver::Snapshot
     }
@@ -442,9 +450,8 @@ impl DataSource for PostgresSource {
         let Some(Pin { session, snapshot, name }) = self.pin.take() else { return Ok(()) };
         let file = self.scratch.join("dump");
         let output = Output::File(&file, limits::BLOB_BYTES);
-        // The store compresses, and finds what older freezes have in common with a dump that is not compressed.
-        // A copy with one could not be dropped.
-        let args = ["-Fc", "-Z0", "--no-subscriptions", &format!("--snapshot={snapshot}")];
+        let snapshot = format!("--snapshot={snapshot}");
+        let args: Vec<&str> = DUMP.into_iter().chain([snapshot.as_str()]).collect();
         self.run("pg_dump", &name, &args, output).await?;
         session.end().await;
         // Reads and unpacks all of it.
