@@ -23,20 +23,22 @@ impl Repository {
         self.ok(&["update-ref", reference, commit.as_str()], &[], b"").await.map(drop)
     }
 
-    /// Removes every reference below a name, and the one that has it. Idempotent.
+    /// Removes every reference below a name, and the one that has it, except those below the names `kept`. Idempotent.
     ///
     /// # Errors
     /// Errors of git.
-    pub async fn release(&self, name: &str) -> Result<()> {
+    pub async fn release(&self, name: &str, kept: &[String]) -> Result<()> {
         if self.is_read_only() {
             return Ok(());
         }
         let listed = self.ok(&["for-each-ref", "--format=%(refname)", name], &[], b"").await?;
-        if listed.is_empty() {
+        let listed = String::from_utf8_lossy(&listed);
+        let is_below = |reference: &str, name: &str| reference.strip_prefix(name).is_some_and(|at| at.starts_with('/'));
+        let gone = listed.lines().filter(|reference| !kept.iter().any(|name| is_below(reference, name)));
+        let deletions: String = gone.map(|reference| format!("delete {reference}\n")).collect();
+        if deletions.is_empty() {
             return Ok(());
         }
-        let listed = String::from_utf8_lossy(&listed);
-        let deletions: String = listed.lines().map(|reference| format!("delete {reference}\n")).collect();
         self.ok(&["update-ref", "--stdin"], &[], deletions.as_bytes()).await.map(drop)
     }
 

@@ -90,4 +90,16 @@ fn failed_freeze_keeps_no_commits() {
     assert!(!nested.shop.host.cli(&["freeze", "shop"]).status.success());
     let freezes = nested.shop.freezes();
     assert_eq!(["lib", "."].map(|path| kept(&nested, path)), [freezes; 2]);
+    // What a killed removal leaves, the next one removes.
+    let latest = ["--yes", "group", "rm", "shop", "--freeze", "latest"];
+    nested.shop.host.kill();
+    nested.shop.host.env(fault::VARIABLE, "");
+    nested.shop.host.launch();
+    for _ in 0..2 {
+        nested.shop.host.ok(&["freeze", "shop"]);
+    }
+    armed(&mut nested.shop, "catalog.freeze.remove.after_commit=kill", &latest);
+    assert_eq!(["lib", "."].map(|path| kept(&nested, path)), [freezes + 2; 2]);
+    nested.shop.host.ok(&latest);
+    assert_eq!((nested.shop.freezes(), kept(&nested, "lib"), kept(&nested, ".")), (freezes, freezes, freezes));
 }

@@ -29,11 +29,14 @@ pub(super) fn reference(group: GroupId, freeze: FreezeId, member: &str) -> Strin
 /// Removes the references of a group, or of one freeze of it, from a repository and its submodules. What fails is logged:
 /// more is kept than is needed.
 pub(super) async fn release(repository: &Repository, group: GroupId, freeze: Option<FreezeId>) {
-    let name = folder(group, freeze);
+    release_but(repository, &folder(group, freeze), &[]).await;
+}
+
+async fn release_but(repository: &Repository, name: &str, kept: &[String]) {
     let releasing = async {
-        repository.release(&name).await?;
+        repository.release(name, kept).await?;
         for inner in repository.inner().await? {
-            inner.release(&name).await?;
+            inner.release(name, kept).await?;
         }
         Ok::<_, Error>(())
     };
@@ -72,11 +75,31 @@ pub(super) async fn release_in(
     freeze: Option<FreezeId>,
     repositories: BTreeSet<String>,
 ) {
+    release_but_in(supervisor, group, (&folder(group.id, freeze), &[]), repositories).await;
+}
+
+/// As [`release_in`], of all freezes of a group that are gone: a killed daemon may have left references.
+///
+/// # Errors
+/// Database errors.
+pub(super) async fn release_gone(supervisor: &Supervisor, group: &Group, repositories: BTreeSet<String>) -> Result<()> {
+    let freezes = supervisor.host().catalog.freezes(group.id).await?;
+    let kept: Vec<String> = freezes.iter().map(|freeze| folder(group.id, Some(freeze.id))).collect();
+    release_but_in(supervisor, group, (&folder(group.id, None), &kept), repositories).await;
+    Ok(())
+}
+
+async fn release_but_in(
+    supervisor: &Supervisor,
+    group: &Group,
+    (name, kept): (&str, &[String]),
+    repositories: BTreeSet<String>,
+) {
     for path in repositories.iter().map(Path::new).filter(|path| path.exists()) {
         match open(supervisor, group.uid, path).await {
-            Ok(repository) => release(&repository, group.id, freeze).await,
+            Ok(repository) => release_but(&repository, name, kept).await,
             Err(error) => {
-                let (path, name) = (path.display(), folder(group.id, freeze));
+                let path = path.display();
                 tracing::warn!(%path, name, %error, "references that keep commits of a freeze may be left");
             }
         }

@@ -27,7 +27,7 @@ async fn remove(supervisor: &Supervisor, group: &Group, freeze: &Freeze, actor: 
     let notes = groups::notes(host, actor, "group.forget", detail);
     let removed = host.catalog.remove_freeze(group.id, freeze.id, notes).await?;
     host.upkeep.gone.set(host.upkeep.gone.get() + 1);
-    kept_commits::release_in(supervisor, group, Some(freeze.id), repositories).await;
+    kept_commits::release_gone(supervisor, group, repositories).await?;
     unpin(supervisor, removed.value).await
 }
 
