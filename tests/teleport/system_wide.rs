@@ -40,6 +40,19 @@ fn arrivals_belong_to_their_user() {
         assert_eq!(String::from_utf8_lossy(&seen.stdout), "4194304\n1\n", "{name}: {seen:?}\n{}", system.log());
         assert!(!system.cli(one + other - uid, &["show", name]).status.success(), "{name} is another user's");
     }
+    for (uid, own) in [(one, ["c-1", "k"].as_slice()), (other, &["c-2"])] {
+        let listed: Value =
+            serde_json::from_slice(&system.cli(uid, &["--json", "teleport", "--status"]).stdout).unwrap();
+        let listed = listed.as_array().unwrap();
+        let names: Vec<&str> = listed.iter().map(|one| one["name"].as_str().unwrap()).collect();
+        assert_eq!(names.len(), own.len(), "{names:?}");
+        assert!(own.iter().all(|name| names.contains(name)), "{names:?}");
+        let foreign = system.cli(
+            one + other - uid,
+            &["--yes", "teleport", "--resolve", listed[0]["id"].as_str().unwrap(), "--discard"],
+        );
+        assert_eq!(foreign.status.code(), Some(3), "{foreign:?}");
+    }
     // The transport's command would run as root.
     let refused = system.cli(one, &["--json", "teleport", "k", "--to", "exec:false"]);
     let said = String::from_utf8_lossy(&refused.stderr);

@@ -72,6 +72,10 @@ pub(super) async fn of_targets<'a>(
 /// Database errors.
 pub(super) async fn free(supervisor: &Supervisor, group: &Group) -> Result<Option<Turn>> {
     let host = supervisor.host();
+    if supervisor.refuse_arriving(group).is_err() {
+        // Its move ends that, and admits code only at its end.
+        return Ok(None);
+    }
     let concerns = std::iter::once(Concern::Group(group.id));
     let concerns = concerns.chain(group.members.iter().flat_map(|member| concerns_of(host, &member.target)));
     let Some(turn) = host.group_queue.take(concerns.collect()).now_or_never() else { return Ok(None) };
