@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::SystemTime;
 
+use futures::future::join;
+
 use super::command::{Call, Git};
 use super::left_out::LeftOut;
 use super::overwritten::{Change, DIFF_TREE};
@@ -48,6 +50,19 @@ struct CachedIndex {
     index_tree: CommitId,
     /// The marks that it had.
     marks: FileMarks,
+    differences: Differences,
+}
+
+/// How a working tree differed from its commit and index.
+#[derive(Debug)]
+struct Differences {
+    commit: CommitId,
+    work_tree: CommitId,
+    left_out: LeftOut,
+    /// From the commit, as git reports them.
+    different: Vec<u8>,
+    /// How many files the index does not have.
+    untracked: u64,
 }
 
 /// What a repository is at.
@@ -204,12 +219,16 @@ impl Repository {
     /// # Errors
     /// `refused` without a commit.
     pub async fn head(&self) -> Result<Head> {
-        let commit = self.ok(&["rev-parse", "--verify", "HEAD^{commit}"], &[], b"").await.map_err(|error| {
+        let args = ["symbolic-ref", "-q", "--short", "HEAD"];
+        let (commit, branch) = join(
+            self.ok(&["rev-parse", "--verify", "HEAD^{commit}"], &[], b""),
+            self.git.asks(Call { args: &args, ..self.call() }),
+        )
+        .await;
+        let commit = commit.map_err(|error| {
             Error::refused(format!("{} has no commit yet: {}", self.path.display(), error.message)).reason("no_commit")
         })?;
-        let args = ["symbolic-ref", "-q", "--short", "HEAD"];
-        let branch = self.git.asks(Call { args: &args, ..self.call() }).await?;
-        let branch = branch.map(|branch| String::from_utf8_lossy(&branch).trim().to_owned());
+        let branch = branch?.map(|branch| String::from_utf8_lossy(&branch).trim().to_owned());
         Ok(Head { commit: id(&commit)?, branch })
     }
 
@@ -229,16 +248,23 @@ impl Repository {
         if !keep {
             env.extend([("GIT_OBJECT_DIRECTORY", &*objects), ("GIT_ALTERNATE_OBJECT_DIRECTORIES", &*others)]);
         }
-        let head = self.head().await?;
         let stamp = self.index_stamp();
         let cached = self
             .cached
             .take()
             .filter(|cached| !keep && cached.at == index && Some(cached.stamp) == stamp && index.exists());
         // Its entries name objects that are in `scratch`; files that did not change since are not read again.
-        let (index_tree, marks) = match cached {
-            Some(cached) if self.ignores_none(&env).await? => (cached.index_tree, cached.marks),
-            Some(_) | None => (self.index_tree(&head, &index, &env).await?, self.unmark(&env).await?),
+        let cached_is_usable = async {
+            match cached {
+                Some(_) => self.ignores_none(&env).await,
+                None => Ok(false),
+            }
+        };
+        let (head, is_usable) = join(self.head(), cached_is_usable).await;
+        let (head, cached) = (head?, if is_usable? { cached } else { None });
+        let (index_tree, marks, known) = match cached {
+            Some(cached) => (cached.index_tree, cached.marks, Some(cached.differences)),
+            None => (self.index_tree(&head, &index, &env).await?, self.unmark(&env).await?, None),
         };
         let begun = SystemTime::now();
         let submodules = self.submodules(scratch, keep, &env).await?;
@@ -255,15 +281,32 @@ impl Repository {
         // A file that changed in the second in which it was read, or later, is read again.
         let written = File::options().write(true).open(&index);
         written.and_then(|file| file.set_modified(begun)).map_err(failed(&index))?;
-        let different = self.compared(head.commit.as_str(), work_tree.as_str(), &env).await?;
-        let changed = statuses(&different).count() as u64;
-        let new = self.compared(index_tree.as_str(), work_tree.as_str(), &env).await?;
-        let untracked = statuses(&new).filter(|status| *status == b"A").count() as u64;
+        let is_known = |known: &Differences| {
+            (&known.commit, &known.work_tree, &known.left_out) == (&head.commit, &work_tree, &self.left_out)
+        };
+        let differences = match known.filter(is_known) {
+            Some(known) => known,
+            None => {
+                let (different, new) = join(
+                    self.compared(head.commit.as_str(), work_tree.as_str(), &env),
+                    self.compared(index_tree.as_str(), work_tree.as_str(), &env),
+                )
+                .await;
+                let untracked = statuses(&new?).filter(|status| *status == b"A").count() as u64;
+                let (commit, work_tree) = (head.commit.clone(), work_tree.clone());
+                let left_out = Rc::clone(&self.left_out);
+                Differences { commit, work_tree, left_out, different: different?, untracked }
+            }
+        };
+        let changed = statuses(&differences.different).count() as u64;
+        let untracked = differences.untracked;
+        // The rights of files are in no tree.
+        let private = self.private_among(&differences.different).await?;
         if let (Some(stamp), false, true) = (stamp, keep, submodules.is_empty()) {
             let (index_tree, marks) = (index_tree.clone(), marks.clone());
-            self.cached.replace(Some(CachedIndex { at: index, stamp, index_tree, marks }));
+            self.cached.replace(Some(CachedIndex { at: index, stamp, index_tree, marks, differences }));
         }
-        let marks = FileMarks { private: self.private_among(&different).await?, ..marks };
+        let marks = FileMarks { private, ..marks };
         Ok(State { head, index_tree, work_tree, changed, untracked, submodules, marks })
     }
 
