@@ -222,9 +222,20 @@ fn cut_network_moves_nothing() {
     link.set("up");
     std::fs::remove_file(&hold).expect("removed");
     until("the second move is forgotten", || undecided(&here).is_empty() && undecided(&there).is_empty());
-    let output = here.cli(&["--json", "teleport", "demo", "--to", &url]);
+    // And at the commit: the decision holds, and is repeated when the network is back.
+    std::fs::write(&hold, "").expect("written");
+    with_fault(&mut there, "catalog.handover.activate.before_commit=hold");
+    let mut command = here.command("ryokan");
+    command.args(["--no-autostart", "teleport", "demo", "--to", &url]).stderr(Stdio::piped());
+    let moving = command.spawn().unwrap();
+    until("it has left", || !is_live(&here, "demo"));
+    link.set("down");
+    let output = moving.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}\n{}\n{}", sshd.log(), here.log());
+    assert!(output.status.success() && said.contains("not confirmed yet"), "{said}\n{}\n{}", sshd.log(), here.log());
+    link.set("up");
+    std::fs::remove_file(&hold).expect("removed");
+    until("the commit is repeated", || undecided(&here).is_empty());
     assert!(is_live(&there, "demo") && !is_live(&here, "demo"));
     assert_eq!(there.ok(&["exec", "demo", "import os; print(os.path.getsize('large'))"]), format!("{}\n", 32 << 20));
     until("nothing is left", || left_over(&there).is_empty());
