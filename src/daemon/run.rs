@@ -109,7 +109,6 @@ async fn daemon(args: &Args, config: Config, paths: Paths) -> anyhow::Result<()>
     let published = Published::start(&supervisor);
     let recovered = supervisor.recover().await.map_err(anyhow::Error::new)?;
     crate::supervisor::freeze::recover(&supervisor).await;
-    supervisor.await_arriving_groups().await.map_err(anyhow::Error::new)?;
     crate::supervisor::maintenance::run(&supervisor);
     crate::supervisor::freeze::retry(&supervisor);
     republish(&supervisor, &published).await;

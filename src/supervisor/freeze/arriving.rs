@@ -9,7 +9,7 @@ use super::{access, member_places, recover, run_restore};
 use crate::bundle::GroupContents;
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::freeze::portable::GroupArrival;
-use crate::core::freeze::{Captured, Group, Part, Target};
+use crate::core::freeze::{Captured, Part, Target};
 use crate::core::ids::{Digest, GroupId};
 use crate::core::signature::{Signer, Standing};
 use crate::supervisor::host::actor::Actor;
@@ -133,7 +133,7 @@ async fn arrive(
     let turn = of_targets(host, Some(id), targets.iter()).await?;
     let find = async || Ok::<_, Error>(host.catalog.groups(None).await?.into_iter().find(|group| group.id == id));
     if let Some(group) = find().await?.filter(|group| group.unfinished) {
-        end(supervisor, &group).await?;
+        recover::unfinished(supervisor, &group).await?;
     }
     let group = match find().await? {
         Some(group) => group,
@@ -167,12 +167,5 @@ async fn end_unfinished(supervisor: &Supervisor, id: GroupId) -> Result<()> {
     let all = supervisor.host().catalog.groups(None).await?;
     let Some(group) = all.into_iter().find(|group| group.id == id) else { return Ok(()) };
     let _turn = of_targets(supervisor.host(), Some(id), group.members.iter().map(|member| &member.target)).await?;
-    end(supervisor, &group).await
-}
-
-async fn end(supervisor: &Supervisor, group: &Group) -> Result<()> {
-    let ended = recover::unfinished(supervisor, group).await;
-    // The end of an interrupted restore admits code.
-    recover::set_waiting(supervisor, group, |_| true, true);
-    ended
+    recover::unfinished(supervisor, &group).await
 }

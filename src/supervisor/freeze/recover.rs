@@ -140,7 +140,10 @@ async fn end(supervisor: &Supervisor, id: GroupId, intent: Intent) -> Result<()>
             let group = host.catalog.groups(None).await?.into_iter().find(|group| group.id == id);
             let group = group.ok_or_else(|| Error::corrupt(format!("group {id} is gone")))?;
             revert(supervisor, &group, (target, safety), &members, reached).await?;
-            set_waiting(supervisor, &group, |_| true, false);
+            // The kernels of a group that arrives wait for the end of its move.
+            if supervisor.refuse_arriving(&group).is_ok() {
+                set_waiting(supervisor, &group, |_| true, false);
+            }
             // Members that were held only.
             pending::resume(host, |of| of == id).await
         }

@@ -13,7 +13,7 @@ use super::sessions::Bounds;
 use super::{memory, write};
 use crate::bundle;
 use crate::catalog::{GroupMoveRow, NewAudit, Notes};
-use crate::core::error::{Error, Result};
+use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::freeze::portable::GroupArrival;
 use crate::core::freeze::{Captured, Part};
 use crate::core::handover::{Side, Stage};
@@ -176,7 +176,9 @@ impl TargetSide {
         }
         self.supervisor.registry().handovers.incomplete.borrow_mut().entry(row.group).or_default();
         host.sync_decision_again(None).await?;
-        self.activate_kernels(&moved).await?;
+        for one in &moved.kernels {
+            self.activate_kernel(one).await?;
+        }
         let bytes = host.store.get(moved.description, limits::HANDOVER_SEAL_BYTES).await?;
         let wrong = |error: serde_json::Error| Error::corrupt(format!("the received group: {error}"));
         let described: DescribedGroup = serde_json::from_slice(&bytes).map_err(wrong)?;
@@ -191,13 +193,11 @@ impl TargetSide {
         Ok(())
     }
 
-    async fn activate_kernels(&self, moved: &MovedGroup) -> Result<()> {
-        for Leaving { handover, kernel, epoch } in &moved.kernels {
-            self.activate_prepared(*handover, Some((*kernel, *epoch)), true).await?;
-            // Before any other task sees it.
-            if let Some(kernel) = self.supervisor.get(*kernel) {
-                kernel.set_awaits_group(true);
-            }
+    async fn activate_kernel(&self, one: &Leaving) -> Result<()> {
+        self.activate_prepared(one.handover, Some((one.kernel, one.epoch)), true).await?;
+        // Before any other task sees it.
+        if let Some(kernel) = self.supervisor.get(one.kernel) {
+            kernel.set_awaits_group(true);
         }
         Ok(())
     }
@@ -222,7 +222,15 @@ impl TargetSide {
             return Err(Error::conflict("the group has arrived meanwhile").reason("resolved"));
         };
         let moved: MovedGroup = record(&row)?;
-        self.activate_kernels(&moved).await?;
+        for one in &moved.kernels {
+            match self.activate_kernel(one).await {
+                // Its own record is gone or damaged: the others live all the same.
+                Err(error) if matches!(error.code, ErrorCode::NotFound | ErrorCode::Corrupt) => {
+                    tracing::error!(handover = %one.handover, %error, "a kernel of a group that is given up is not activated");
+                }
+                other => other?,
+            }
+        }
         if let Err(error) = self.supervisor.group_arrivals()?.end_unfinished(&self.supervisor, row.group).await {
             // Such as a place that is taken; `group rm --abandon` names what is left of it.
             tracing::warn!(group = %moved.name, %error, "an operation of a group that is given up has not ended");

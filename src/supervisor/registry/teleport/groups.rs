@@ -189,12 +189,8 @@ impl Supervisor {
         Some((State::Departed { host, epoch, handover }, handover))
     }
 
-    /// Keeps code from kernels whose group is not whole here yet. The end of an interrupted restore admits it, so this
-    /// follows each recovery.
-    ///
-    /// # Errors
-    /// Catalog errors.
-    pub(crate) async fn await_arriving_groups(&self) -> Result<()> {
+    /// Keeps code from kernels whose group is not whole here yet.
+    pub(in crate::supervisor::registry) async fn await_arriving_groups(&self) -> Result<()> {
         for row in self.host().catalog.group_moves().await? {
             if row.side == Side::In && row.stage == Stage::Decided {
                 let moved = match record::<MovedGroup>(&row) {
