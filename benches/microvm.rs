@@ -216,7 +216,7 @@ fn with_pool(world: &World, report: &mut Report, images: &Path, cold: &Samples) 
             }
             filled(&host, MEMORY, WARM).await?;
             let begun = Instant::now();
-            kernel.suspend(false, false).await?;
+            kernel.suspend(false, false, false).await?;
             suspended.add(begun.elapsed());
             let begun = Instant::now();
             run(&kernel, CODE).await?;
@@ -262,7 +262,7 @@ async fn released(world: &World, host: &HostClient, memory: u64, report: &mut Re
         go_on()?;
         tokio::time::sleep(REST).await;
         let begun = Instant::now();
-        kernel.suspend(false, true).await?;
+        kernel.suspend(false, true, false).await?;
         suspended.add(begun.elapsed());
         let begun = Instant::now();
         run(&kernel, CODE).await?;

@@ -380,13 +380,14 @@ interface Kernel {
   signalProcess @70 (execId :UInt64, signal :Int32) -> ();
   # Sends a signal to a process's program, not to its tree.
 
-  suspend @71 (interrupt :Bool = false, release :Bool = false) -> ();
+  suspend @71 (interrupt :Bool = false, release :Bool = false, untilStart :Bool = false) -> ();
   # Waits for the running execution, unless `interrupt` interrupts it, saves the engine's state and
   # pauses every process of the kernel. Memory is kept until the host stops; afterwards the kernel is
   # as after `stop`. The next use resumes it. `conflict` if the kernel has no worker. `release`: a
   # virtual machine's memory is saved on the disk and its worker ends; the next use continues from
   # there, without processes beside the engine, or from the saved state if the memory is damaged; see
-  # `start`. `unsupported` for processes.
+  # `start`. `unsupported` for processes. `untilStart`: if the daemon is stopped before the next use,
+  # its next start starts the kernel, as it does with kernels that ran.
   resume @72 () -> ();
   # `conflict` if the kernel has no worker.
   resizeTerminal @73 (execId :UInt64, rows :UInt16, columns :UInt16) -> ();

@@ -16,12 +16,16 @@ const AT_ONCE: usize = 16;
 
 /// `ryokan suspend`
 #[derive(Debug, Args)]
-#[command(after_help = "The next use resumes the kernel. Memory is lost when the host stops; saved state is not.")]
+#[command(
+    after_help = "The next use resumes the kernel. Memory is lost when the host stops; saved state is not. What `--all` \
+                  suspended is started with the daemon that follows a shutdown. A shutdown itself needs no command: the \
+                  daemon saves what runs, and its next start starts that."
+)]
 pub struct SuspendArgs {
     /// Name or id of the kernel
     #[arg(required_unless_present = "all")]
     pub name: Option<KernelArg>,
-    /// Suspend every kernel that has a worker
+    /// Suspend every kernel that has a worker, until the next use or the next start of the host
     #[arg(long, conflicts_with = "name")]
     pub all: bool,
     /// Interrupt running code, do not wait for it
@@ -46,7 +50,7 @@ pub struct ResumeArgs {
 
 /// Suspends kernels.
 pub async fn suspend(context: &Context, args: SuspendArgs) -> std::result::Result<(), Failure> {
-    let each = async |kernel: &KernelClient| kernel.suspend(args.interrupt, args.release).await;
+    let each = async |kernel: &KernelClient| kernel.suspend(args.interrupt, args.release, args.all).await;
     change(context, args.name.as_deref(), &["starting", "ready", "busy"], each).await
 }
 

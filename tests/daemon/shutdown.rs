@@ -72,6 +72,30 @@ fn stopped_daemon_resumes_kernels() {
     assert_eq!(host.ok(&["exec", "asleep", "echo $x"]), "1\n");
 }
 
+/// `suspend --all` is for a shutdown: its kernels run after it, those that a client suspended do not.
+#[test]
+fn suspended_host_resumes_kernels() {
+    let mut host = Host::start();
+    for name in ["one", "two", "asleep"] {
+        host.ok(&["new", name, "--engine", "bash"]);
+        host.ok(&["exec", name, "x=1"]);
+    }
+    host.ok(&["suspend", "asleep"]);
+    host.ok(&["suspend", "--all"]);
+    // Its use withdraws the mark, and a client suspends it again.
+    host.ok(&["exec", "two", "x=2"]);
+    host.ok(&["suspend", "two"]);
+    stop_and_start(&mut host);
+    until("it runs", || state(&host, "one") == "ready");
+    assert_eq!([state(&host, "two"), state(&host, "asleep")], ["stopped", "stopped"]);
+    assert_eq!(host.ok(&["exec", "one", "echo $x"]), "1\n");
+    // Once: it rests after the next stop.
+    host.ok(&["suspend", "one"]);
+    stop_and_start(&mut host);
+    host.ok(&["exec", "two", "echo $x"]);
+    assert_eq!(state(&host, "one"), "stopped");
+}
+
 #[test]
 fn daemon_stop_interrupts_executions() {
     let mut host = Host::start();

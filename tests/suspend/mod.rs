@@ -273,6 +273,6 @@ fn leased_kernel_is_not_suspended() {
         let k = crate::support::kernel(&client, "k", EngineName::Bash).await;
         crate::support::run(&k, "x=1").await;
         let _lease = k.lease("me", Duration::from_secs(60), &[]).await.expect("leased");
-        assert_eq!(k.suspend(false, false).await.expect_err("leased").reason, "lease");
+        assert_eq!(k.suspend(false, false, false).await.expect_err("leased").reason, "lease");
     });
 }

@@ -163,14 +163,16 @@ impl KernelClient {
     }
 
     /// Saves the state and pauses every process; memory is kept while the host is up. Waits for the
-    /// running execution unless `interrupt` interrupts it.
+    /// running execution unless `interrupt` interrupts it. `until_start`: if the daemon is stopped before the next use, its
+    /// next start starts the kernel.
     ///
     /// # Errors
     /// `conflict` without a worker, `unsupported` with `release` for processes; the kernel is unchanged then.
-    pub async fn suspend(&self, interrupt: bool, release: bool) -> Result<()> {
+    pub async fn suspend(&self, interrupt: bool, release: bool, until_start: bool) -> Result<()> {
         let mut request = self.cap.suspend_request();
         request.get().set_interrupt(interrupt);
         request.get().set_release(release);
+        request.get().set_until_start(until_start);
         self.link.wait(request.send().promise).await.map(drop)
     }
 

@@ -14,7 +14,7 @@ use crate::rpc::convert::checkpoint::{
 use crate::rpc::convert::spec::read_retention;
 use crate::rpc::convert::{read_data, read_text, to_capnp};
 use crate::rpc::schema::ryokan_capnp::{checkpoint_sink, kernel};
-use crate::supervisor::checkpoint::{self, Asked};
+use crate::supervisor::checkpoint::{self, Asked, Suspension};
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
 
@@ -39,13 +39,15 @@ impl KernelServer {
 
     pub(super) async fn suspend_worker(&self, params: kernel::SuspendParams) -> capnp::Result<()> {
         let params = params.get()?;
-        let (before, interrupt, release) = (self.kernel.view().version, params.get_interrupt(), params.get_release());
-        let actor = self.actor.clone();
-        checkpoint::suspend(self.host(), &self.kernel, actor, interrupt, release).await.map_err(to_capnp)?;
-        let detail: Vec<&str> = [(interrupt, "at once"), (release, "released")]
-            .into_iter()
-            .filter_map(|(is_asked, what)| is_asked.then_some(what))
-            .collect();
+        let (before, actor) = (self.kernel.view().version, self.actor.clone());
+        let how = Suspension {
+            interrupt: params.get_interrupt(),
+            release: params.get_release(),
+            until_start: params.get_until_start(),
+        };
+        checkpoint::suspend(self.host(), &self.kernel, actor, how).await.map_err(to_capnp)?;
+        let named = [(how.interrupt, "at once"), (how.release, "released"), (how.until_start, "until the next start")];
+        let detail: Vec<&str> = named.into_iter().filter_map(|(is_asked, what)| is_asked.then_some(what)).collect();
         self.audit_done("kernel.suspend", before, &detail.join(", ")).await;
         Ok(())
     }

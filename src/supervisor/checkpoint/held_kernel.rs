@@ -201,7 +201,7 @@ async fn pause_worker(link: &WorkerLink) -> Result<()> {
 /// Records that a paused worker is suspended; its machine stops.
 async fn park(kernel: &Rc<Kernel>, link: &WorkerLink) -> Result<()> {
     let parked = match kernel.park_worker().await {
-        Ok(()) => kernel.suspended(false).await,
+        Ok(()) => kernel.suspended(false, false).await,
         failed => failed,
     };
     if parked.is_err() {

@@ -51,7 +51,7 @@ pub use pruning::{pin, remove, set_retention};
 pub use restore::{Asked, restore, undo, undo_target};
 pub(crate) use staged_state::{StagedState, load_engine_from};
 pub(crate) use state::load_engine;
-pub use suspend::suspend;
+pub use suspend::{Suspension, suspend};
 pub use take::take;
 pub(crate) use take::{encode, take_with};
 pub use text::diff_text;

@@ -19,13 +19,24 @@ use crate::supervisor::kernel::Kernel;
 use crate::supervisor::kernel::command::{Actor, Trace};
 use crate::sys::fault;
 
-/// Suspends a kernel at its next safe point; `interrupt` ends the running execution. With `release`, its memory is saved
-/// and the worker ends: its next use continues from there.
+/// How a kernel is suspended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Suspension {
+    /// The running execution is interrupted; otherwise its end is awaited.
+    pub interrupt: bool,
+    /// The memory is saved and the worker ends: the next use continues from there.
+    pub release: bool,
+    /// If the daemon is stopped meanwhile, its next start starts the kernel.
+    pub until_start: bool,
+}
+
+/// Suspends a kernel at its next safe point.
 ///
 /// # Errors
 /// `unsupported` with `release` for the isolation, `conflict` if the kernel has no worker or is in a transition, `busy` (leased),
 /// `refused` if its processes have more memory than the kind suspend keeps, `deadline` if the kernel did not become idle or a process did not stop, and errors of saving: nothing is paused then.
-pub async fn suspend(host: &Rc<Host>, kernel: &Rc<Kernel>, actor: Actor, interrupt: bool, release: bool) -> Result<()> {
+pub async fn suspend(host: &Rc<Host>, kernel: &Rc<Kernel>, actor: Actor, how: Suspension) -> Result<()> {
+    let Suspension { interrupt, release, until_start } = how;
     kernel.admit(&actor, 0).await?;
     kernel.not_in_transition()?;
     match kernel.view().state {
@@ -63,7 +74,7 @@ pub async fn suspend(host: &Rc<Host>, kernel: &Rc<Kernel>, actor: Actor, interru
             let _ = tokio::time::timeout(limits::WORKER_STOP, link.resume()).await;
             return Err(error);
         }
-        let suspended = own.suspended(release).await;
+        let suspended = own.suspended(release, until_start).await;
         if suspended.is_err() {
             // The stop that was requested meanwhile needs its answer.
             own.unpark_worker().await;

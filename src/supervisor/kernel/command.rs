@@ -102,9 +102,15 @@ pub enum Command {
     Start(Actor, StartMode, Reply<()>),
     /// Stop the worker; replies when the worker has ended.
     Stop(Actor, StopMode, Reply<()>),
-    /// The operation under way has paused the worker; with `true` it has saved its memory, and the reply follows
-    /// the worker's end.
-    Suspended(bool, Reply<()>),
+    /// The operation under way has paused the worker.
+    Suspended {
+        /// It has saved its memory, and the reply follows the worker's end.
+        release: bool,
+        /// The next start of the daemon starts the kernel, if this one is stopped meanwhile.
+        until_start: bool,
+        /// The outcome.
+        reply: Reply<()>,
+    },
     /// Journal a message; returns its number.
     Message(Change, Message, Reply<u64>),
     /// Change the workflow records; with an idempotency key.

@@ -88,8 +88,8 @@ impl Kernel {
     ///
     /// # Errors
     /// `conflict` if a stop has begun.
-    pub(crate) async fn suspended(&self, release: bool) -> Result<()> {
-        self.ask_patiently(|reply| Command::Suspended(release, reply)).await
+    pub(crate) async fn suspended(&self, release: bool, until_start: bool) -> Result<()> {
+        self.ask_patiently(|reply| Command::Suspended { release, until_start, reply }).await
     }
 
     /// Resumes a suspended kernel.

@@ -16,8 +16,8 @@ use crate::supervisor::kernel::Kernel;
 use crate::supervisor::kernel::command::{Actor, StartMode};
 
 impl Supervisor {
-    /// The kernels that run now, to be started by the next daemon. Suspended kernels are not: their clients want them
-    /// at rest.
+    /// The kernels that run now, to be started by the next daemon. Suspended kernels are not, unless they were suspended
+    /// until then and have their mark: their clients want them at rest.
     pub(super) fn resumed_at_next_start(&self) -> HashSet<KernelId> {
         if !self.host.config.daemon.resume_kernels {
             return HashSet::new();

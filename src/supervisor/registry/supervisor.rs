@@ -21,7 +21,7 @@ use crate::core::spec::{Isolation, KernelSpec, Net};
 use crate::core::venv::is_in_workspace;
 use crate::isolation::Drivers;
 use crate::store::StoreHandle;
-use crate::supervisor::checkpoint;
+use crate::supervisor::checkpoint::{self, Suspension};
 use crate::supervisor::host::Host;
 use crate::supervisor::host::audit::bounded;
 use crate::supervisor::host::environment::Environment;
@@ -459,9 +459,10 @@ impl Supervisor {
             spec.isolation == Isolation::Microvm && !spec.ephemeral && has_memory
         });
         machines.sort_by_key(is_busy);
+        let how = Suspension { interrupt: true, release: true, until_start: false };
         let save = |kernel: Rc<Kernel>| async move {
             // One that has begun goes on; one that waits for code that ignores its interrupt is given up.
-            let saving = checkpoint::suspend(&self.host, &kernel, actor.clone(), true, true);
+            let saving = checkpoint::suspend(&self.host, &kernel, actor.clone(), how);
             let late = |_| Err(Error::deadline("there is no time left for it"));
             if let Err(error) = tokio::time::timeout_at(until, saving).await.unwrap_or_else(late) {
                 tracing::info!(kernel = %kernel.spec().name, %error, "the memory of a machine is not kept");

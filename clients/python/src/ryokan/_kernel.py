@@ -453,17 +453,20 @@ class Kernel:
         """Ends the worker and keeps the state; `force` interrupts the running execution."""
         await self._call("stop", force, deadline=None)
 
-    async def suspend(self, *, interrupt: bool = False, release: bool = False) -> None:
+    async def suspend(
+        self, *, interrupt: bool = False, release: bool = False, until_start: bool = False
+    ) -> None:
         """Pauses everything in the kernel and keeps its memory, until its next use.
 
         Args:
             interrupt: interrupt the running execution instead of waiting for it.
             release: save a virtual machine's memory on the disk, and free it.
+            until_start: start it with the next start of the daemon, if it is stopped before the next use.
 
         Raises:
             ConflictError: the kernel has no worker.
         """
-        await self._call("suspend", interrupt, release, deadline=None)
+        await self._call("suspend", interrupt, release, until_start, deadline=None)
 
     async def resume(self) -> None:
         """Continues after `suspend`; the next use does so, too.

@@ -359,7 +359,7 @@ impl Task {
                 let _ = reply.send(self.start(&actor, mode).await);
             }
             Command::Stop(actor, mode, reply) => self.stop(actor, mode, reply).await,
-            Command::Suspended(release, reply) => self.suspended(release, reply).await,
+            Command::Suspended { release, until_start, reply } => self.suspended(release, until_start, reply).await,
             Command::Message(change, message, reply) => {
                 let _ = reply.send(self.message(change, message).await);
             }

@@ -21,7 +21,11 @@ impl Task {
             return;
         }
         match mode {
-            StopMode::Daemon { resumes: true } => self.kernel.resumes.set(true),
+            StopMode::Daemon { resumes: true } => {
+                self.kernel.resumes.set(true);
+                // The stop may take longer than the daemon waits for it.
+                self.save_life().await;
+            }
             StopMode::Daemon { resumes: false } => {}
             StopMode::WhenIdle | StopMode::Force | StopMode::Release => self.forget_resumption().await,
         }

@@ -10,9 +10,14 @@ use crate::supervisor::kernel::command::Reply;
 use crate::sys::fault;
 
 impl Task {
-    /// Records that the operation under way has paused the worker. `release`: ends it, and replies after its end.
-    pub(super) async fn suspended(&mut self, release: bool, reply: Reply<()>) {
+    /// Records that the operation under way has paused the worker. `release`: ends it, and replies after its end;
+    /// `until_start`: marks the kernel for the next daemon.
+    pub(super) async fn suspended(&mut self, release: bool, until_start: bool, reply: Reply<()>) {
         self.step(Event::Suspended).await;
+        if until_start && self.life.state == State::Suspended {
+            self.kernel.resumes.set(true);
+            self.save_life().await;
+        }
         let outcome = match (&self.life.state, &self.worker.current) {
             (State::Suspended, Some(current)) if release => {
                 current.worker.kill();
@@ -52,7 +57,10 @@ impl Task {
     pub(super) async fn resumed(&mut self, attempt: u64, outcome: Result<()>) {
         match outcome {
             // Without effect if a stop has begun meanwhile.
-            Ok(()) => self.step(Event::WorkerReady { attempt }).await,
+            Ok(()) => {
+                self.step(Event::WorkerReady { attempt }).await;
+                self.forget_resumption().await;
+            }
             Err(error) => {
                 tracing::warn!(kernel = %self.kernel.spec().name, %error, "a worker did not resume; it is ended");
                 if let Some(current) = self.worker.current.as_mut().filter(|current| current.attempt == attempt) {

@@ -413,17 +413,20 @@ class Kernel:
         """Ends the worker and keeps the state; `force` interrupts the running execution."""
         self._run(self._kernel.stop(force=force))
 
-    def suspend(self, *, interrupt: bool = False, release: bool = False) -> None:
+    def suspend(
+        self, *, interrupt: bool = False, release: bool = False, until_start: bool = False
+    ) -> None:
         """Pauses everything in the kernel and keeps its memory, until its next use.
 
         Args:
             interrupt: interrupt the running execution instead of waiting for it.
             release: save a virtual machine's memory on the disk, and free it.
+            until_start: start it with the next start of the daemon, if it is stopped before the next use.
 
         Raises:
             ConflictError: the kernel has no worker.
         """
-        self._run(self._kernel.suspend(interrupt=interrupt, release=release))
+        self._run(self._kernel.suspend(interrupt=interrupt, release=release, until_start=until_start))
 
     def resume(self) -> None:
         """Continues after `suspend`; the next use does so, too.
