@@ -1,6 +1,8 @@
 //! Clients in another language: one built on the schema file alone calls every method (`client.py`),
 //! and the Python package runs its own tests (`clients/python/tests`).
 
+mod jj;
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
