@@ -17,7 +17,7 @@ use super::sources::PROGRAM;
 use crate::support::{Host, User, until};
 
 /// A source, as another program sees it.
-trait Source {
+pub(super) trait Source {
     /// The arguments of `group add` that name it.
     fn member(&self) -> [String; 2];
     /// Makes version `n` the content: another schema and other rows, or other files. Says whether it could.
@@ -236,19 +236,19 @@ impl Source for Directory {
 }
 
 /// The user's own programs, one of which identifies the data.
-struct Queue {
+pub(super) struct Queue {
     folder: PathBuf,
 }
 
 impl Queue {
-    fn new(folder: PathBuf) -> Queue {
+    pub fn new(folder: PathBuf) -> Queue {
         fs::create_dir(&folder).unwrap();
         fs::write(folder.join("program"), PROGRAM).unwrap();
         fs::set_permissions(folder.join("program"), fs::Permissions::from_mode(0o755)).unwrap();
         Queue { folder }
     }
 
-    fn configuration(&self) -> String {
+    pub fn configuration(&self) -> String {
         let program = self.folder.join("program").display().to_string();
         let verbs = ["freeze", "capture", "thaw", "restore", "revision"];
         format!("[sources.queue]\n{}", verbs.map(|verb| format!("{verb} = [{program:?}, {verb:?}]\n")).concat())

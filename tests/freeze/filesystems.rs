@@ -10,6 +10,7 @@ use rusqlite::Connection;
 use ryokan::core::engine::EngineName;
 use serde_json::Value;
 
+use super::conformance::{Queue, Source as _};
 use super::postgres::{Server, add_password};
 use super::postgres_server::Cluster;
 use super::{Writer, amounts};
@@ -53,6 +54,7 @@ struct Estate {
     host: Host,
     place: PathBuf,
     postgres: Postgres,
+    queue: Option<Queue>,
 }
 
 impl Estate {
@@ -61,7 +63,7 @@ impl Estate {
     }
 
     fn with(host: Host, place: PathBuf, postgres: Postgres) -> Estate {
-        let estate = Estate { host, place, postgres };
+        let estate = Estate { host, place, postgres, queue: None };
         for folder in ["code", "files"] {
             fs::create_dir_all(estate.place.join(folder)).unwrap();
         }
@@ -97,6 +99,14 @@ impl Estate {
             Postgres::Whole(_) => drop(estate.host.ok(&["group", "add", "all", "--server", "main"])),
         }
         estate
+    }
+
+    /// With a member of the user's own programs, which the host's configuration names.
+    fn and(mut self, queue: Queue) -> Estate {
+        queue.put(0);
+        self.host.ok(&["group", "add", "all", "--command", "queue"]);
+        self.queue = Some(queue);
+        self
     }
 
     fn open(&self, journal: &str) -> Connection {
@@ -147,19 +157,51 @@ impl Estate {
         if random.below(4) == 0 {
             self.postgres.sql(&format!("CREATE TABLE t{} (x int)", random.0));
         }
-        let file = format!("s{}", random.below(4));
-        fs::write(self.place.join("code").join(&file), random.below(u64::MAX >> 33).to_string()).unwrap();
-        match random.below(3) {
-            0 => {
-                self.git(&["add", "-A"]);
-                self.git(&["commit", "-q", "--allow-empty", "-m", &random.0.to_string()]);
-            }
-            1 => drop(self.git(&["add", &file])),
-            _ => {}
+        for _ in 0..1 + random.below(4) {
+            self.change_code(random);
+        }
+        if let Some(queue) = &self.queue {
+            queue.put(random.below(1000) as u32);
         }
         let (n, value) = (random.below(5), random.below(1000));
         let code = format!("x={value}; seq 1 {} > k{n}; rm -f k{}", 1 + value * 40, (n + 1) % 5);
         self.host.with(async |client| drop(out(&client.open_kernel("agent").await.expect("there").0, &code).await));
+    }
+
+    /// Changes files, index, branches or commits of the repository.
+    fn change_code(&self, random: &mut Random) {
+        let (n, other) = (random.below(4), random.below(4));
+        let (file, commit) = (self.place.join("code").join(format!("s{n}")), ["commit", "-q", "--allow-empty", "-m"]);
+        match random.below(12) {
+            0 => {
+                self.git(&["add", "-A"]);
+                self.git(&[&commit[..], &[&random.0.to_string()]].concat());
+            }
+            1 => drop(self.git(&["add", "-A"])),
+            2 => drop(fs::remove_file(&file)),
+            // Also of a link, and of a file that is not there.
+            3 => drop(fs::rename(&file, file.with_file_name(format!("s{other}")))),
+            4 => {
+                let _ = fs::remove_file(&file);
+                std::os::unix::fs::symlink(format!("s{other}"), &file).unwrap();
+            }
+            5 => drop(self.git(&["checkout", "-q", "-B", &format!("b{n}")])),
+            6 => drop(self.git(&["checkout", "-q", "--detach"])),
+            7 if self.git(&["rev-list", "--count", "HEAD"]).trim() != "1" => {
+                self.git(&["reset", "-q", ["--soft", "--mixed", "--hard"][other as usize % 3], "HEAD~1"]);
+            }
+            8 => {
+                let folder = self.place.join("code").join(format!("d{n}"));
+                fs::create_dir_all(&folder).unwrap();
+                fs::write(folder.join("x"), other.to_string()).unwrap();
+            }
+            more => {
+                let _ = fs::remove_file(&file);
+                fs::write(&file, random.below(u64::MAX >> 33).to_string()).unwrap();
+                let mode = if more == 9 { 0o755 } else { 0o644 };
+                fs::set_permissions(&file, fs::Permissions::from_mode(mode)).unwrap();
+            }
+        }
     }
 
     /// Everything that a freeze captures.
@@ -189,11 +231,44 @@ impl Estate {
         state.retain(|name, _| !name.starts_with("code/.git"));
         state.insert("status".into(), self.git(&["status", "--porcelain"]));
         state.insert("commit".into(), self.git(&["rev-parse", "HEAD"]));
+        state.insert("index".into(), self.git(&["ls-files", "--stage"]));
+        if let Some(queue) = &self.queue {
+            state.insert("queue".into(), queue.state());
+        }
         let code = "echo $x; ls; /usr/bin/sha256sum *";
         let kernel =
             self.host.with(async |client| out(&client.open_kernel("agent").await.expect("there").0, code).await);
         state.insert("kernel".into(), kernel);
         state
+    }
+
+    /// Restores some members of the group after a change of all; the others stay.
+    fn part_is_restored(&self, random: &mut Random, name: &str, frozen: &BTreeMap<String, String>) {
+        self.change(random);
+        let before = self.state();
+        let mut expected = before.clone();
+        let mut args = vec!["--yes", "restore", "all", name];
+        // What the names of a member's entries begin with.
+        let members = [("files", "d"), ("wal", "wal"), ("delete", "delete"), ("agent", "kernel"), ("queue", "queue")];
+        let members = members.into_iter().filter(|(member, _)| *member != "queue" || self.queue.is_some());
+        for (at, (member, of)) in members.enumerate() {
+            if at > 0 && random.below(2) == 0 {
+                continue;
+            }
+            args.extend(["--member", member]);
+            let is_of = |entry: &str| match member {
+                // Folders `d0` to `d2`, which are not the database `delete`.
+                "files" => entry.starts_with(of) && !entry.starts_with("delete"),
+                _ => entry == of || entry.starts_with(&format!("{of} ")),
+            };
+            expected.retain(|entry, _| !is_of(entry));
+            expected.extend(frozen.iter().filter(|(entry, _)| is_of(entry)).map(|(k, v)| (k.clone(), v.clone())));
+        }
+        let restored = self.host.cli(&args);
+        let said = String::from_utf8_lossy(&restored.stderr);
+        // Data that was written by newer code than is there stays away.
+        assert!(restored.status.success() || said.contains("was recorded with commit"), "{args:?}: {said}");
+        assert_eq!(self.state(), if restored.status.success() { expected } else { before }, "{args:?}");
     }
 
     fn freeze(&self, name: &str) -> BTreeMap<String, String> {
@@ -211,6 +286,7 @@ pub fn walk(root: &Path, folder: &Path, state: &mut BTreeMap<String, String>) {
         let name = path.strip_prefix(root).unwrap().display().to_string();
         let content = match meta.is_dir() {
             true => String::new(),
+            false if meta.is_symlink() => fs::read_link(&path).unwrap().display().to_string(),
             false => format!("{} {}", meta.mtime_nsec(), blake3::hash(&fs::read(&path).unwrap()).to_hex()),
         };
         // Git does not keep times.
@@ -250,6 +326,7 @@ fn restores_are_exact(estate: &Estate, expected: &[(&str, &str)]) {
             estate.host.ok(&["--yes", "undo", "all"]);
             assert_eq!(estate.state(), before, "seed {seed}: undo of {name}");
             estate.host.ok(&["--yes", "restore", "all", name]);
+            estate.part_is_restored(&mut random, name, state);
         }
     }
     let left: Vec<_> = fs::read_dir(&estate.place).unwrap().flatten().map(|entry| entry.file_name()).collect();
@@ -296,10 +373,13 @@ fn restores_are_exact_on(kind: &str, workspaces: &str) {
 #[test]
 fn restores_are_exact_everywhere() {
     let mut host = Host::prepare(User::Own);
+    let queue = Queue::new(host.path("home").join("queue"));
+    host.configure(&queue.configuration());
     host.launch();
     let place = host.path("home").join("user");
     // What the file system of the temporary folder does is not known.
-    restores_are_exact(&Estate::new(host, place), &[("wal", "transaction"), ("code", "git")]);
+    let expected = [("wal", "transaction"), ("code", "git"), ("queue", "program")];
+    restores_are_exact(&Estate::new(host, place).and(queue), &expected);
 }
 
 #[test]
