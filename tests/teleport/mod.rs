@@ -11,6 +11,7 @@ mod hostile_fuzz;
 mod moves;
 mod operator;
 mod pause;
+mod records;
 mod seed;
 mod simulation;
 mod ssh;

@@ -1,5 +1,6 @@
 //! There and back, what travels, and refusals.
 
+use std::process::Stdio;
 use std::time::Instant;
 
 use ryokan::core::handover::MoveOptions;
@@ -29,7 +30,12 @@ fn teleport_no_faults() {
         assert_eq!(there.ok(&["exec", "demo", VIEW]), "2 two deep\n", "{user:?}");
         let journal = there.ok(&["journal", "demo"]);
         assert!(journal.contains("echo hello") && journal.contains("arrived from host"), "{journal}");
-        for args in [&["exec", "demo", "echo"][..], &["restore", "demo", "one", "--yes"], &["checkpoint", "demo"]] {
+        let file = here.path("file");
+        std::fs::write(&file, "late").expect("written");
+        let granted = ["blob", "put", "demo", file.to_str().expect("a path")];
+        for args in
+            [&["exec", "demo", "echo"][..], &["restore", "demo", "one", "--yes"], &["checkpoint", "demo"], &granted]
+        {
             let refused = here.cli(args);
             assert!(!refused.status.success(), "{args:?}");
             let said = String::from_utf8_lossy(&refused.stderr);
@@ -131,12 +137,6 @@ fn older_checkpoints_stay_behind() {
         here.ok(&[&["checkpoint", "k", "-m", name][..], pin].concat());
     }
     assert_eq!(teleport(&here, "k", &there, &["--since", "other"]).status.code(), Some(3));
-    // An earlier release does not know of it.
-    let code = "import os\nwhile d := os.read(0, 65536): os.write(1, d.replace(b'takes_partial_history', b'takes_partial_histore'))";
-    let earlier = format!("{} | python3 -c \"{code}\"", to(&there).replacen("exec:exec ", "exec:", 1));
-    let refused = here.cli(&["teleport", "k", "--to", &earlier, "--since", "third"]);
-    let said = String::from_utf8_lossy(&refused.stderr);
-    assert!(refused.status.code() == Some(5) && said.contains("all its checkpoints only"), "{said}");
     let report = moved(&here, "k", &there, &["--since", "third"]);
     assert_eq!(report["missing"], serde_json::json!(["2 older checkpoints"]), "{report}");
     // The files of two checkpoints, not of four.
@@ -236,6 +236,31 @@ fn background_code_survives_refusal() {
     assert_eq!(state(&there, "k"), None);
     moved(&here, "k", &there, &[]);
     assert!(is_live(&there, "k") && !is_live(&here, "k"));
+}
+
+/// What begins while the kernel is copied is named as what ran before.
+#[test]
+fn later_processes_are_named() {
+    let (here, there) = pair(User::Own);
+    here.ok(&["new", "k"]);
+    here.ok(&["exec", "k", "/bin/sh -c 'dd if=/dev/urandom of=large bs=1M count=12 2>/dev/null'"]);
+    let slow = |more: &[&str]| {
+        let way = to(&there);
+        let mut moving = here.command("ryokan");
+        moving.args(["--no-autostart", "teleport", "k", "--to", &way, "--limit-rate", "2M", "--json"]).args(more);
+        let moving = moving.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+        until("the target has the offer", || handovers(&there).iter().any(|one| one["state"] == "receiving"));
+        here.ok(&["spawn", "k", "--detach", "--", "sleep", "1000"]);
+        moving.wait_with_output().expect("it ends")
+    };
+    let refused = slow(&[]);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(said.contains("began these during its move") && said.contains("sleep 1000"), "{said}");
+    assert!(is_live(&here, "k") && here.ok(&["ps", "k"]).contains("sleep 1000"), "it goes on");
+    until("the abort is delivered", || handovers(&here).is_empty() && handovers(&there).is_empty());
+    here.ok(&["exec", "k", "/bin/sh -c 'dd if=/dev/urandom of=large bs=1M count=12 2>/dev/null'"]);
+    let report: Value = serde_json::from_slice(&slow(&["--allow-missing=processes"]).stdout).expect("a report");
+    assert_eq!(report["missing"].to_string().matches("sleep 1000").count(), 2, "{report}");
 }
 
 #[test]

@@ -9,7 +9,7 @@ use super::output::{Kept, OutputRecord, Runs};
 use crate::catalog::error::CatalogError;
 use crate::catalog::row::{bytes, signed, to_json, unsigned, wrong};
 use crate::catalog::sqlite::{Db, Result};
-use crate::core::exec::{Display, ExecEnd, ExecRequest, ExecStatus, Program, Stream, Work};
+use crate::core::exec::{CODE_LOST, Display, ExecEnd, ExecRequest, ExecStatus, Program, Stream, Work};
 use crate::core::ids::{Digest, ExecId};
 use crate::core::limits;
 use crate::core::value::Value;
@@ -377,6 +377,22 @@ fn read_kept(row: &Row<'_>, object: usize, length: usize, inline: usize) -> rusq
         return Ok(Kept::Object { digest: Digest::from_bytes(bytes(row, object)?), bytes: unsigned(row, length)? });
     }
     Ok(Kept::Inline(row.get::<_, Option<Vec<u8>>>(inline)?.unwrap_or_default()))
+}
+
+/// Ends the code that has not ended as refused, in a kernel that was idle: it never ran. Processes may run.
+pub(super) fn refuse_queued(db: &Db, why: &str, at_ms: i64) -> Result<()> {
+    let place = ExecStatus::ALL.iter().position(|status| *status == ExecStatus::Refused);
+    db.sql("refuse queued executions", |c| {
+        c.prepare_cached(
+            "UPDATE executions SET status = ?, code = ?, err = ?, duration_us = 0, ended_at_ms = ?, output_bytes = 0,
+             truncated_bytes = 0
+             WHERE status IS NULL AND NOT EXISTS (
+                 SELECT 1 FROM journal WHERE sequence = executions.journal
+                 AND json_extract(coalesce(detail, '{}'), '$.process') IS NOT NULL)",
+        )?
+        .execute(params![place.map(|place| place as i64), CODE_LOST, why, at_ms])
+        .map(drop)
+    })
 }
 
 pub(super) fn running(db: &Db) -> Result<Vec<ExecId>> {

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::cell::{AtMost, Cell};
 use super::journal::{self, NewEntry};
-use super::{StateHandle, grants, origin};
+use super::{StateHandle, executions, grants, origin};
 use crate::catalog::error::CatalogError;
 use crate::catalog::row::bytes;
 use crate::catalog::sqlite::{Db, Kind, Result};
@@ -122,6 +122,9 @@ const JOURNAL: usize = 3;
 /// Columns of a table, at most.
 const MOST_COLUMNS: usize = 24;
 
+/// The end of code that waited when its kernel left, as its client saw it there.
+const MOVED_UNSTARTED: &str = "the kernel moved to another host before this ran";
+
 /// Tables that a move leaves behind.
 #[cfg(test)]
 const LEFT: &[&str] = &["blob_grants", "consents", "keys", "lease", "mcp_servers", "mounts", "sums", "transition"];
@@ -138,6 +141,15 @@ struct Page {
 pub struct Position {
     table: usize,
     row: u64,
+    /// The newest rows of the journal's tables that are exported: later ones may be added between two pages.
+    newest: Option<Newest>,
+}
+
+/// The newest rows of the journal's tables at one moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Newest {
+    entry: i64,
+    execution: i64,
 }
 
 /// The end of an import.
@@ -211,6 +223,7 @@ impl StateHandle {
                         .map(drop)
                 })?;
             }
+            executions::refuse_queued(db, MOVED_UNSTARTED, arrival.entry.at_ms)?;
             origin::put(db, &arrival.origin)?;
             grants::grant_blobs(db, &arrival.blobs, arrival.entry.at_ms)?;
             journal::append_one(db, arrival.entry).map(drop)
@@ -293,14 +306,35 @@ fn malformed(why: impl std::fmt::Display) -> CatalogError {
     CatalogError::Refused(Box::new(Error::corrupt(format!("the history of a moved kernel: {why}"))))
 }
 
+fn newest_rows(db: &Db) -> Result<Newest> {
+    db.sql("find newest rows", |c| {
+        let sql =
+            "SELECT (SELECT coalesce(max(sequence), 0) FROM journal), (SELECT coalesce(max(id), 0) FROM executions)";
+        c.prepare_cached(sql)?.query_row([], |row| Ok(Newest { entry: row.get(0)?, execution: row.get(1)? }))
+    })
+}
+
 /// The page at a position of the first `tables`.
 fn export(db: &Db, mut at: Position, tables: usize) -> Result<Option<(Vec<u8>, Position)>> {
+    let newest = match at.newest {
+        Some(newest) => newest,
+        None => newest_rows(db)?,
+    };
+    at.newest = Some(newest);
     while let Some((table, columns, order)) = TABLES[..tables].get(at.table) {
-        let sql = format!("SELECT {} FROM {table} ORDER BY {order} LIMIT ? OFFSET ?", columns.join(", "));
+        let last = match at.table {
+            0 => Some(newest.entry),
+            1..JOURNAL => Some(newest.execution),
+            _ => None,
+        };
+        let within = if last.is_some() { format!("WHERE {order} <= ?3") } else { String::new() };
+        let listed = columns.join(", ");
+        let sql = format!("SELECT {listed} FROM {table} {within} ORDER BY {order} LIMIT ?1 OFFSET ?2");
         let (rows, is_last) = db.sql("export history", |c| {
             let mut statement = c.prepare_cached(&sql)?;
             let most = limits::HANDOVER_PAGE_ROWS as i64;
-            let mut found = statement.query(params![most, i64::try_from(at.row).unwrap_or(i64::MAX)])?;
+            let page = [most, i64::try_from(at.row).unwrap_or(i64::MAX)];
+            let mut found = statement.query(params_from_iter(page.into_iter().chain(last)))?;
             let (mut rows, mut size) = (Vec::new(), 0);
             while let Some(row) = found.next()? {
                 let mut cells = Vec::with_capacity(columns.len());
@@ -318,9 +352,9 @@ fn export(db: &Db, mut at: Position, tables: usize) -> Result<Option<(Vec<u8>, P
             Ok((rows, is_last))
         })?;
         let next = if is_last {
-            Position { table: at.table + 1, row: 0 }
+            Position { table: at.table + 1, row: 0, ..at }
         } else {
-            Position { table: at.table, row: at.row + rows.len() as u64 }
+            Position { row: at.row + rows.len() as u64, ..at }
         };
         if !rows.is_empty() {
             let page = serde_json::to_vec(&Page { table: at.table, rows: AtMost(rows) }).map_err(malformed)?;
@@ -360,6 +394,8 @@ mod tests {
 
     use super::*;
     use crate::catalog::Durability;
+    use crate::catalog::state::ExecBegin;
+    use crate::core::exec::{ExecRequest, ExecStatus, Program, Work};
 
     fn database(folder: &std::path::Path, name: &str) -> Db {
         std::fs::create_dir(folder.join(name)).expect("made");
@@ -435,7 +471,7 @@ mod tests {
             WITH RECURSIVE n(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < 700)
             INSERT INTO journal (sequence, at_ms, kind, actor, exec, text, stdin)
             SELECT n, n, 1, 'me', n, 'x' || n, iif(n = 3, x'00ff', NULL) FROM n;
-            INSERT INTO executions (id, journal, started_at_ms, key, status) VALUES (1, 1, 5, 'k', 0);
+            INSERT INTO executions (id, journal, started_at_ms, key, status) VALUES (1, 1, 5, 'k', 0), (2, 2, 6, NULL, 0);
             INSERT INTO results (exec, stdout) VALUES (1, zeroblob(2000000)), (2, x'61');
             INSERT INTO agent (one, name) VALUES (1, 'a\u{1b}');";
         from.sql("fill", |c| c.execute_batch(fill)).expect("filled");
@@ -443,8 +479,9 @@ mod tests {
         assert!(sent.len() >= 7, "{}", sent.len());
         sent.iter().for_each(|page| import(&to, page, TABLES.len()).expect("imported"));
         assert_eq!(pages(&to), sent);
-        let key: Option<String> =
-            to.sql("read", |c| c.query_row("SELECT key FROM executions", [], |row| row.get(0))).expect("one");
+        let key: Option<String> = to
+            .sql("read", |c| c.query_row("SELECT key FROM executions WHERE id = 1", [], |row| row.get(0)))
+            .expect("one");
         assert_eq!(key, None);
         to.check_rows().expect("chained again");
     }
@@ -515,5 +552,48 @@ mod tests {
             let error = parse(&rows).expect("refused").to_string();
             assert!(!error.contains("expected value"), "{error}");
         }
+    }
+
+    fn begin(db: &Db, code: &str, process: bool) {
+        let what = match process {
+            true => Work::Process(Program { argv: vec![code.into()], ..Program::default() }),
+            false => Work::Code(code.into()),
+        };
+        let request = ExecRequest { what, ..ExecRequest::default() };
+        executions::begin(db, &ExecBegin { request, actor: "me".into(), at_ms: 1 }).expect("begun");
+    }
+
+    fn number(db: &Db, sql: &str) -> i64 {
+        db.sql("count", |c| c.prepare(sql)?.query_row([], |row| row.get(0))).expect("a number")
+    }
+
+    /// Rows that are added between two pages stay behind, in all tables of the journal.
+    #[test]
+    fn later_rows_stay_behind() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (from, to) = (database(folder.path(), "from"), database(folder.path(), "to"));
+        begin(&from, "one", false);
+        let mut at = Position::default();
+        while let Some((page, next)) = export(&from, at, TABLES.len()).expect("exported") {
+            import(&to, &page, TABLES.len()).expect("imported");
+            begin(&from, "later", false);
+            at = next;
+        }
+        assert_eq!(number(&to, "SELECT count(*) FROM journal"), 1);
+        assert_eq!(number(&to, "SELECT count(*) FROM executions"), 1);
+        assert!(number(&from, "SELECT count(*) FROM executions") > 2);
+    }
+
+    /// Code that waited when the kernel left never ran; a process may have.
+    #[test]
+    fn queued_code_is_refused() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let db = database(folder.path(), "one");
+        begin(&db, "waits", false);
+        begin(&db, "runs", true);
+        executions::refuse_queued(&db, MOVED_UNSTARTED, 2).expect("refused");
+        let ended = executions::get(&db, crate::core::ids::ExecId(1)).expect("read").expect("there").ended;
+        assert_eq!(ended.expect("ended").0.status, ExecStatus::Refused);
+        assert_eq!(executions::running(&db).expect("read"), [crate::core::ids::ExecId(2)]);
     }
 }

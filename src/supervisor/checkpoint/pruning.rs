@@ -185,13 +185,14 @@ pub async fn remove(host: &Rc<Host>, kernel: &Rc<Kernel>, reference: &str, chang
 /// Pins or unpins a checkpoint.
 ///
 /// # Errors
-/// `notFound`, `conflict` with the candidates, or with a freeze that needs the pin, `busy` (leased).
+/// `notFound`, `conflict` with the candidates, with a freeze that needs the pin, or with a move, `busy` (leased).
 pub async fn pin(host: &Rc<Host>, kernel: &Rc<Kernel>, reference: &str, pinned: bool, actor: &Actor) -> Result<()> {
     kernel.admit(actor, 0).await?;
     let (found, _held) = find_pinned(kernel, reference).await?;
     if !pinned {
         check_freezes(host, kernel, &found).await?;
     }
+    kernel.not_leaving()?;
     kernel.records.pin_checkpoint(found.id, pinned).await?;
     let version = kernel.view().version;
     let action = if pinned { "checkpoint.pin" } else { "checkpoint.unpin" };

@@ -46,8 +46,9 @@ impl Kernel {
     /// Grants the kernel a blob, which counts with its history.
     ///
     /// # Errors
-    /// Database errors.
+    /// `conflict` and `departed` while the kernel moves and afterwards, and database errors.
     pub(crate) async fn grant(&self, digest: Digest, at_ms: i64) -> Result<()> {
+        self.not_leaving()?;
         self.records.grant(digest, at_ms).await?;
         self.file_room().changed();
         Ok(())

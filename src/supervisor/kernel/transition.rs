@@ -176,6 +176,28 @@ impl Kernel {
         }
     }
 
+    /// Refuses a record that the kernel would not take along: what moves was read, or the kernel has moved.
+    ///
+    /// # Errors
+    /// `conflict` during the move, `departed` after it.
+    pub(crate) fn not_leaving(&self) -> Result<()> {
+        self.check_here()?;
+        match self.transitions.borrow().record() {
+            Some(Record {
+                transition: Transition::HandoverOut { .. },
+                decision: Decision::Open | Decision::Committed,
+                ..
+            }) => Err(self.refused(Refusal::UnderWay(Kind::HandoverOut))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether the record of this handover has not ended.
+    pub(crate) fn leaves_by(&self, handover: HandoverId) -> bool {
+        let is_its = |record: &Record| matches!(record.transition, Transition::HandoverOut { handover: by, .. } if by == handover);
+        self.transitions.borrow().record().is_some_and(is_its)
+    }
+
     /// Whether the kernel's departure by this handover is certain.
     pub(crate) fn has_departed(&self, handover: HandoverId) -> bool {
         self.departure(handover) == Departure::Decided

@@ -39,6 +39,8 @@ impl Task {
     /// Sets the retention of automatic checkpoints.
     pub(crate) async fn retain(&mut self, change: Change, retention: Retention) -> Result<()> {
         self.admit(&change.actor, change.expected_version)?;
+        self.settle().await?;
+        self.kernel.not_leaving()?;
         let spec = KernelSpec { retention, ..(*self.kernel.spec()).clone() };
         let update = KernelChange { spec: Some(spec), ..KernelChange::default() };
         self.host.catalog.update_kernel(self.kernel.id, update, Notes::default()).await?;

@@ -16,6 +16,8 @@ impl Task {
             return Ok(before);
         }
         self.admit(&change.actor, change.expected_version)?;
+        self.settle().await?;
+        self.kernel.not_leaving()?;
         let sequence = self.kernel.records.message(&change.actor, &message, now).await?;
         self.kernel.advance(version_after(sequence));
         Ok(sequence)

@@ -13,6 +13,29 @@ use crate::teleport::{Accept, Offer};
 const REPORTS: u32 = 4;
 
 impl Move {
+    /// Processes and jobs that end with the departure.
+    fn background_work(&self) -> Vec<Left> {
+        let work = self.kernel.background_work().into_iter();
+        work.map(|job| {
+            let kind = if job.id.starts_with("process ") { "" } else { "job " };
+            Left::new(Missing::Processes, format!("{kind}{}: {}", job.id, job.command))
+        })
+        .collect()
+    }
+
+    /// Names the processes and jobs that began after the offer, as the offer did with the others.
+    ///
+    /// # Errors
+    /// `refused` unless they may be missing.
+    pub(super) fn check_later_work(&self) -> Result<()> {
+        let mut later = self.background_work();
+        later.retain(|one| !self.named_work.borrow().contains(&one.text));
+        let name = &self.kernel.spec().name;
+        self.options.allow_missing.check(&later, &format!("kernel {name} began these during its move"))?;
+        self.later_work.replace(later.into_iter().map(|one| one.text).collect());
+        Ok(())
+    }
+
     /// Offers the kernel, after the aborts of its earlier moves to the same target; returns what it moves without.
     pub(super) async fn offer(&self, session: &mut Session) -> Result<Accept> {
         for row in self.host.catalog.handovers().await? {
@@ -29,11 +52,8 @@ impl Move {
             .iter()
             .map(|given| Left::new(Missing::Mounts, format!("mount {} of {}", given.mount.path, given.mount.source)));
         let servers = mcp.iter().map(|(name, _)| Left::new(Missing::Mcp, format!("MCP server {name}")));
-        let jobs = self.kernel.background_work();
-        let jobs = jobs.iter().map(|job| {
-            let kind = if job.id.starts_with("process ") { "" } else { "job " };
-            Left::new(Missing::Processes, format!("{kind}{}: {}", job.id, job.command))
-        });
+        let jobs = self.background_work();
+        self.named_work.replace(jobs.iter().map(|job| job.text.clone()).collect());
         let own = self.kernel.spec_now();
         let spec = self.options.spec_there(own.clone());
         // A virtual machine has none, the kernel's own neither.

@@ -62,6 +62,9 @@ pub(super) struct Move {
     pub(super) since: u64,
     /// Checkpoints that are left behind.
     pub(super) left_behind: Cell<u64>,
+    /// Processes and jobs that the offer named, and those that began later.
+    pub(super) named_work: RefCell<HashSet<String>>,
+    pub(super) later_work: RefCell<Vec<String>>,
     /// The objects that were sent or named.
     seen: RefCell<Seen>,
     /// The excerpt of the audit log that was sent.
@@ -171,6 +174,8 @@ pub(crate) async fn teleport_in(
         offered: Cell::new(false),
         since,
         left_behind: Cell::new(0),
+        named_work: RefCell::default(),
+        later_work: RefCell::default(),
         seen: RefCell::default(),
         excerpt: Cell::new(None),
         frozen_at: Cell::new(None),
@@ -333,11 +338,6 @@ impl Move {
         self.host.catalog.name_handover(self.row.id, self.record()?).await?;
         let accept = self.unless_cancelled(self.offer(&mut session)).await?;
         let kind = self.settle_kind(&accept)?;
-        if self.since > 0 && !accept.takes_partial_history {
-            return Err(Error::unsupported("the other host's release takes a kernel with all its checkpoints only")
-                .reason("partial_history")
-                .hint("update ryokan there, or move without --since"));
-        }
         self.step(SourceEvent::Accepted);
         // Objects that only this move names stay in the store until its end.
         let _guard = self.host.store.run(|store| Ok(store.guard())).await?;
@@ -430,6 +430,7 @@ impl Move {
     /// What the kernel moved without.
     fn missing(&self, there: Vec<String>) -> Vec<String> {
         let mut missing = named(there);
+        missing.extend(self.later_work.borrow().iter().cloned());
         missing.extend(older_checkpoints(self.left_behind.get()));
         missing
     }
@@ -497,6 +498,7 @@ impl Move {
         there: &[String],
         decided: oneshot::Sender<()>,
     ) -> Result<()> {
+        self.check_later_work()?;
         let epoch = self.outgoing.epoch;
         let intent = Transition::HandoverOut { handover: self.row.id, checkpoint: last.id, host: target, epoch };
         transition.record(intent, self.actor.to_string(), self.host.now_ms()).await?;

@@ -195,9 +195,24 @@ pub(crate) async fn deliver(supervisor: &Supervisor, row: &HandoverRow) -> Resul
     delivered
 }
 
+/// Ends the record of a departure that failed: it may be in the database nevertheless, and a loss of the daemon would find
+/// it there after the target deleted the kernel.
+async fn end_failed_departure(supervisor: &Supervisor, row: &HandoverRow) -> Result<()> {
+    let is_undecided = supervisor.departure(row) == Departure::Undecided;
+    let Some(kernel) = supervisor.get(row.kernel).filter(|kernel| is_undecided && kernel.leaves_by(row.id)) else {
+        return Ok(());
+    };
+    kernel.settle().await?;
+    match kernel.leaves_by(row.id) {
+        true => Err(Error::unavailable("the record of the failed departure has not ended").reason("departure")),
+        false => Ok(()),
+    }
+}
+
 async fn deliver_now(supervisor: &Supervisor, row: &HandoverRow) -> Result<()> {
     let host = supervisor.host();
     let outgoing: Outgoing = read(row)?;
+    end_failed_departure(supervisor, row).await?;
     let has_departed = match supervisor.departure(row) {
         Departure::Decided => true,
         Departure::Undecided => false,

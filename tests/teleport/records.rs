@@ -1,0 +1,65 @@
+//! Records that need no worker, while their kernel leaves.
+
+use ryokan::sys::fault;
+
+use super::*;
+use crate::support::until;
+
+/// Each is refused while the kernel is sealed, or it is at the target: none is acknowledged and left behind.
+#[test]
+fn acknowledged_records_move() {
+    let (here, mut there) = pair(User::Own);
+    set_up(&here, "demo");
+    let hold = there.path("hold");
+    std::fs::write(&hold, "").expect("written");
+    there.env(fault::HOLD, hold.to_str().expect("a path"));
+    arm(&mut there, "handover.data.sync=hold");
+    let file = here.path("file");
+    std::fs::write(&file, "late").expect("written");
+    let blob = ["blob", "put", "demo", file.to_str().expect("a path")];
+    let pin = ["checkpoint", "demo", "--pin", "one"];
+    let before = here.ok(&["journal", "demo", "--json"]).lines().count();
+    let report = std::thread::scope(|scope| {
+        let moving = scope.spawn(|| moved(&here, "demo", &there, &[]));
+        until("the target prepares", || hold.with_extension("reached").exists());
+        for args in [&["message", "demo", "late"][..], &blob, &pin] {
+            let refused = here.cli(args);
+            let said = String::from_utf8_lossy(&refused.stderr);
+            assert!(!refused.status.success() && said.contains("is being moved to another host"), "{args:?}: {said}");
+        }
+        // Code waits for the outcome; its client gets it.
+        let waiting = scope.spawn(|| here.cli(&["exec", "demo", "echo ran > ran"]));
+        until("it waits", || here.ok(&["journal", "demo", "--json"]).lines().count() > before);
+        std::fs::remove_file(&hold).expect("removed");
+        let report = moving.join().expect("it moves");
+        let refused = waiting.join().expect("an answer");
+        assert!(String::from_utf8_lossy(&refused.stderr).contains("moved to"), "{refused:?}");
+        report
+    });
+    assert_eq!(report["acknowledged"], true, "{report}");
+    let journal = there.ok(&["journal", "demo"]);
+    assert!(!journal.contains("late") && !journal.contains("echo ran"), "it never ran: {journal}");
+    assert_eq!(there.ok(&["exec", "demo", "ls ran || echo none"]).lines().last(), Some("none"));
+    // There, all of them are accepted.
+    there.ok(&["message", "demo", "late"]);
+    there.ok(&pin);
+    there.ok(&["verify"]);
+}
+
+/// A departure that fails, and whose record cannot be deleted, may be in the database: its abort waits.
+#[test]
+fn failed_departure_ends_before_abort() {
+    let (mut here, there) = pair(User::Own);
+    set_up(&here, "demo");
+    here.env(fault::VARIABLE, "state.transition.commit.before_commit=eio,state.transition.clear.before_commit=eio");
+    here.kill();
+    here.launch();
+    assert!(!teleport(&here, "demo", &there, &[]).status.success());
+    assert!(!prepared(&there).is_empty(), "the target keeps it until the source has decided");
+    until("the abort arrives", || {
+        here.cli(&["teleport", "demo", "--abort"]);
+        handovers(&here).is_empty() && handovers(&there).is_empty()
+    });
+    assert!(is_live(&here, "demo") && state(&there, "demo").is_none());
+    assert_eq!(here.ok(&["exec", "demo", VIEW]), "2 two deep\n");
+}
