@@ -103,6 +103,19 @@ fn killed_memory_move_keeps_one_copy() {
         assert_eq!(live.run("demo", COUNTS), "True", "{point}");
         until("the end of the other machine", || other.machines().is_empty());
     }
+    // A machine that does not start at the target is kept there, and continues at the next use.
+    let (source, target) = if at_here { (&mut here, &mut there) } else { (&mut there, &mut here) };
+    arm(target, "machine.installed.start=eio");
+    moved(source, "demo", target, &["--kind", "teleport"]);
+    until("the failure is logged", || target.log().contains("goes on at its next use"));
+    assert_eq!(target.run("demo", "print(next(g), x)"), "7 41", "{}", target.log());
+    assert_eq!(target.run("demo", COUNTS), "True", "the thread goes on");
+    assert!(!target.ok(&["events", "demo", "--json"]).contains("memory_lost"));
+    // One that started and is not seeded ends: files and saved state are left, and an event says so.
+    arm(source, "machine.copy.seed=eio");
+    moved(target, "demo", source, &["--kind", "teleport"]);
+    until("the loss is published", || source.ok(&["events", "demo", "--json"]).contains("memory_lost"));
+    assert_eq!(source.run("demo", SEE), "41 kept", "{}", source.log());
 }
 
 /// Target, wire or source fail while the machine is sent: it goes on here, and the last move carries what it did since.

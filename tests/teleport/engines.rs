@@ -25,8 +25,9 @@ const SHOWN: &str = "f7\none\n";
 const TICKS: &str = "i=0; while :; do i=$((i+1)); echo $i > next; mv next ticks; done";
 
 /// Failures of the target and of the source, before and in the pause.
-const FAULTS: [(bool, &str); 3] = [
+const FAULTS: [(bool, &str); 4] = [
     (false, "state.history.import.before_commit=eio"),
+    (false, "catalog.handover.put.after_commit=kill"),
     (true, "state.transition.begin.before_commit=eio"),
     (true, "state.transition.commit.before_commit=kill"),
 ];
@@ -55,10 +56,13 @@ fn writing_kernels_survive_failures() {
             writes(&here, name);
             assert!(!teleport(&here, name, &there, &["--allow-missing=processes"]).status.success(), "{what}");
             if fault.ends_with("kill") {
-                assert!(here.ends(), "{what}");
-                here.env(ryokan::sys::fault::VARIABLE, "");
-                here.restart();
-                writes(&here, name);
+                let victim = if of_source { &mut here } else { &mut there };
+                assert!(victim.ends(), "{what}");
+                victim.env(ryokan::sys::fault::VARIABLE, "");
+                victim.restart();
+                if of_source {
+                    writes(&here, name);
+                }
             }
             until(&format!("{what}: the abort arrives"), || {
                 undecided(&here).is_empty() && undecided(&there).is_empty()
@@ -68,8 +72,14 @@ fn writing_kernels_survive_failures() {
             until(&format!("{what}: it writes on"), || ticks(&here, name) != before);
             assert_eq!(here.ok(&["exec", name, view]), SHOWN, "{what}");
         }
+        // The target dies once more, after the decision.
         let before = ticks(&here, name);
+        with_fault(&mut there, "catalog.handover.activate.before_commit=kill");
         moved(&here, name, &there, &["--allow-missing=processes"]);
+        assert!(there.ends(), "{name}");
+        there.env(ryokan::sys::fault::VARIABLE, "");
+        there.restart();
+        until(&format!("{name}: the commit arrives"), || undecided(&here).is_empty() && is_live(&there, name));
         assert_eq!(there.ok(&["exec", name, view]), SHOWN, "{name}");
         assert!(ticks(&there, name) >= before, "{name}: what was written before the pause is there");
     }

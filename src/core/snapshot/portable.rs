@@ -77,7 +77,7 @@ impl TryFrom<SnapshotKind> for PortableKind {
 /// The kind that a client asks for, of a checkpoint, a restore or a move.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum KindRequest {
-    /// The most complete kind that is possible.
+    /// Of a move, the most complete kind that the target takes; of a checkpoint, files and engine state.
     #[default]
     Auto,
     /// This kind.
