@@ -161,7 +161,7 @@ fn handover(seeds: &mut Vec<Seed>) {
     let spec = ryokan::core::spec::KernelSpec::new(name, ryokan::core::engine::EngineName::Python);
     let spec = serde_json::to_string(&spec).expect("a specification has a JSON form");
     let messages = [
-        ("hello", format!(r#"{{"message":"hello","protocol":"ryokan-handover","version":2,"host":"{id}"}}"#)),
+        ("hello", format!(r#"{{"message":"hello","protocol":"ryokan-handover","version":3,"host":"{id}","check":7}}"#)),
         (
             "offer",
             format!(
@@ -180,7 +180,10 @@ fn handover(seeds: &mut Vec<Seed>) {
         ("refused", r#"{"message":"refused","error":{"code":"refused","message":"m","hint":"h","reason":"r"}}"#.into()),
     ];
     for (name, message) in messages {
-        put(seeds, "wire", name, &wire(1, message.as_bytes()));
+        let json = message.as_bytes();
+        let check = ring::digest::digest(&ring::digest::SHA256, json);
+        let checked = [&check.as_ref()[..8], json].concat();
+        put(seeds, "wire", name, &if name == "hello" { wire(1, json) } else { wire(8, &checked) });
     }
     let packed = zstd::bulk::compress(&[7; 3000], 1).expect("memory takes it");
     let object = [&[171; 32][..], &3000u64.to_le_bytes()].concat();

@@ -47,6 +47,7 @@ pub use image::{Image, Piece};
 pub use packed::{Arriving, Packed};
 pub use reader::Reader;
 pub use verify::{Progress, Verified};
+pub(crate) use writer::is_chunk;
 pub use writer::{Batch, Writer};
 
 use format::Slot;

@@ -26,7 +26,7 @@ const WINDOW: usize = 4 * MOST;
 
 /// Whether the next chunk of an object of `size` bytes may have this length, if `left` of them follow the earlier chunks.
 /// Others than a [`Writer`] may cut elsewhere: that costs room only.
-pub(super) fn is_chunk(size: u64, left: u64, length: u32) -> bool {
+pub(crate) fn is_chunk(size: u64, left: u64, length: u32) -> bool {
     let length = u64::from(length);
     if size <= limits::STORE_UNCHUNKED_BYTES as u64 {
         return length == size;

@@ -9,6 +9,7 @@
 
 mod silence;
 pub mod source;
+mod storing;
 pub mod target;
 mod transfer;
 pub mod transport;

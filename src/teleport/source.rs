@@ -222,16 +222,7 @@ mod tests {
                 far.send(Message::Working).await.expect("sent");
             }
             let (missing, why) = (Vec::new(), String::new());
-            let (takes_preview, takes_state_preview, takes_partial_history, takes_groups) = (true, true, true, true);
-            let accept = Accept {
-                missing,
-                takes_preview,
-                takes_state_preview,
-                takes_partial_history,
-                takes_groups,
-                kind: KIND,
-                why,
-            };
+            let accept = Accept { missing, kind: KIND, why };
             far.send(Message::Accept(accept)).await.expect("sent");
             std::future::pending::<()>().await;
         };

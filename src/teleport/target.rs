@@ -57,7 +57,7 @@ pub trait TargetHost {
     async fn prepare(&self, source: HostId, offer: &Offer, received: &Received, description: Digest) -> Result<()>;
 
     /// The session of an offer has ended, with so many bytes in the store that it did not have before.
-    fn end_session(&self, handover: HandoverId, stored: u64);
+    fn end_session(&self, handover: HandoverId, stored: u64, whole: Vec<Digest>);
 
     /// The recorded state of a handover, and whether the kernel lives or lived here at this epoch.
     async fn recorded(&self, handover: HandoverId, kernel: Option<(KernelId, Epoch)>) -> Result<Target>;
@@ -84,7 +84,7 @@ struct Session<'a> {
 
 impl Drop for Session<'_> {
     fn drop(&mut self) {
-        self.host.end_session(self.offer.handover, self.receiving.stored());
+        self.host.end_session(self.offer.handover, self.receiving.stored(), self.receiving.whole());
     }
 }
 

@@ -29,16 +29,7 @@ impl TargetHost for Slow {
         self.goes_on.notified().await;
         self.sessions.set(self.sessions.get() + 1);
         let (missing, why) = (Vec::new(), String::new());
-        let (takes_preview, takes_state_preview, takes_partial_history, takes_groups) = (true, true, true, true);
-        let accept = Accept {
-            missing,
-            takes_preview,
-            takes_state_preview,
-            takes_partial_history,
-            takes_groups,
-            kind: offer.kind,
-            why,
-        };
+        let accept = Accept { missing, kind: offer.kind, why };
         Ok(Admission { accept, reuse: Reuse::All, most_bytes: 0, silence: Rc::default() })
     }
 
@@ -54,7 +45,7 @@ impl TargetHost for Slow {
         Err(Error::internal("nothing arrives"))
     }
 
-    fn end_session(&self, _handover: HandoverId, stored: u64) {
+    fn end_session(&self, _handover: HandoverId, stored: u64, _whole: Vec<Digest>) {
         assert_eq!(stored, 0);
         self.sessions.set(self.sessions.get() - 1);
     }

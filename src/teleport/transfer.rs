@@ -8,18 +8,19 @@
 //! Event loops only pass bytes on.
 
 use std::collections::HashSet;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
+use super::storing::{Item, put_all};
 use super::wire::{Chunk, Frame, Message, Wire, bounded, unexpected};
 use crate::core::error::{Error, Result};
 use crate::core::ids::Digest;
 use crate::core::limits;
-use crate::store::{Batch, Encoding, List, Packed, Store, StoreError, StoreHandle};
+use crate::store::{Encoding, List, Packed, Store, StoreError, StoreHandle, is_chunk};
 
 /// Frames queued between disk and connection.
 const QUEUED: usize = 16;
@@ -274,6 +275,8 @@ pub(super) struct Receiving {
     round: u64,
     current: Option<Current>,
     sink: Option<Sink>,
+    /// Objects that were sent and verified.
+    whole: Arc<Mutex<Vec<Digest>>>,
 }
 
 /// An object that is not complete.
@@ -290,13 +293,7 @@ struct Sink {
     stored: JoinHandle<Result<Result<()>, StoreError>>,
 }
 
-enum Item {
-    Object(Digest, u64),
-    Chunk(Chunk),
-    Piece(Vec<u8>),
-}
-
-fn wrong(what: &str) -> Error {
+pub(super) fn wrong(what: &str) -> Error {
     Error::corrupt(format!("the source host broke the protocol: {what}")).reason("protocol")
 }
 
@@ -332,6 +329,7 @@ impl Receiving {
             round: 0,
             current: None,
             sink: None,
+            whole: Arc::default(),
         }
     }
 
@@ -454,7 +452,12 @@ impl Receiving {
             return Err(wrong("a chunk of no object"));
         };
         let left = current.left.checked_sub(chunk.length.into()).filter(|_| chunk.length > 0);
-        current.left = left.ok_or_else(|| wrong("an object longer than it says"))?;
+        let left = left.ok_or_else(|| wrong("an object longer than it says"))?;
+        // A chunk is gathered in memory before it is stored.
+        if !is_chunk(current.size, current.left, chunk.length) {
+            return Err(wrong("a chunk of no such length"));
+        }
+        current.left = left;
         match (chunk.sent, &mut self.own_chunks) {
             (Some((Encoding::Raw, stored)), _) if stored != chunk.length => {
                 return Err(wrong("a chunk that is not raw"));
@@ -489,6 +492,11 @@ impl Receiving {
         self.give(Item::Piece(piece)).await
     }
 
+    /// The objects that were sent and verified: their sender has them, whatever becomes of the rest.
+    pub(super) fn whole(&self) -> Vec<Digest> {
+        std::mem::take(&mut *self.whole.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
     /// Ends the current object if it is complete.
     fn end_object(&mut self) {
         self.current.take_if(|current| current.left == 0 && current.stored == 0);
@@ -498,8 +506,9 @@ impl Receiving {
         let store = self.store.clone();
         let sink = self.sink.get_or_insert_with(|| {
             let (to, items) = mpsc::channel(QUEUED);
-            let stored =
-                tokio::task::spawn_local(async move { store.run_beside(move |store| put_all(store, items)).await });
+            let whole = Arc::clone(&self.whole);
+            let storing = async move { store.run_beside(move |store| put_all(store, items, &whole)).await };
+            let stored = tokio::task::spawn_local(storing);
             Sink { to, stored }
         });
         if sink.to.send(item).await.is_err() {
@@ -528,60 +537,6 @@ impl Receiving {
 fn chunks_of(store: &Store, objects: &HashSet<Digest>) -> HashSet<Digest> {
     let lists = objects.iter().filter_map(|object| store.chunks(*object).ok());
     lists.flat_map(|list| list.chunks).map(|(chunk, _)| chunk).take(limits::HANDOVER_OBJECTS).collect()
-}
-
-/// Verifies and stores objects.
-fn put_all(store: &Store, mut items: mpsc::Receiver<Item>) -> Result<Result<()>, StoreError> {
-    let batch = store.batch();
-    while let Some(item) = items.blocking_recv() {
-        let Item::Object(address, size) = item else { return Ok(Err(wrong("a chunk of no object"))) };
-        match put_object(&batch, address, size, &mut items)? {
-            None => break,
-            Some(true) => {}
-            Some(false) => return Ok(Err(wrong(&format!("object {address} is not what its address says")))),
-        }
-    }
-    // If the connection is lost, the next try finds what is whole.
-    batch.commit()?;
-    Ok(Ok(()))
-}
-
-/// Stores an object; `None` if the connection is lost, false if the object is not what its address says.
-fn put_object(
-    batch: &Batch,
-    address: Digest,
-    size: u64,
-    items: &mut mpsc::Receiver<Item>,
-) -> Result<Option<bool>, StoreError> {
-    let mut object = batch.arriving(size);
-    while object.left() > 0 {
-        let is_right = match items.blocking_recv() {
-            None => return Ok(None),
-            Some(Item::Chunk(Chunk { digest, length, sent: None })) => object.reuse(digest, length)?,
-            Some(Item::Chunk(Chunk { digest, length, sent: Some((encoding, stored)) })) => {
-                let Some(bytes) = gather(stored, items) else { return Ok(None) };
-                object.put(digest, length, &Packed { encoding, bytes })?
-            }
-            Some(Item::Object(..) | Item::Piece(_)) => false,
-        };
-        if !is_right {
-            return Ok(Some(false));
-        }
-    }
-    object.finish(address).map(Some)
-}
-
-/// The bytes of a chunk; `None` if the connection is lost.
-fn gather(stored: u32, items: &mut mpsc::Receiver<Item>) -> Option<Vec<u8>> {
-    let mut bytes = Vec::new();
-    while bytes.len() < stored as usize {
-        match items.blocking_recv()? {
-            Item::Piece(piece) if bytes.is_empty() => bytes = piece,
-            Item::Piece(piece) => bytes.extend_from_slice(&piece),
-            Item::Object(..) | Item::Chunk(_) => return None,
-        }
-    }
-    Some(bytes)
 }
 
 #[cfg(test)]

@@ -2,17 +2,22 @@
 //!
 //! | kind | bytes |
 //! |---|---|
-//! | 1 | a message, JSON |
+//! | 1 | the greeting, JSON |
 //! | 2 | addresses of objects, 32 bytes each: which of these are missing? |
 //! | 3 | the answer: one bit per address, 1 is missing |
 //! | 4 | an object follows: address, `u64` length, then its chunks in order |
 //! | 5 | a chunk of it: address, `u32` length, `u32` stored length, `u8` form: 0 raw, 1 one zstd frame, 2 not sent |
 //! | 6 | the next bytes of the chunk as it is stored, at most [`limits::HANDOVER_PIECE_BYTES`] |
 //! | 7 | addresses of chunks, 32 bytes each: which of these are missing? Answered by 3 |
+//! | 8 | a message: the first 8 bytes of the SHA-256 digest of its JSON, then the JSON |
+//!
+//! A message that is changed on the way is recognised, so that no end prepares, commits or aborts what the other did not
+//! name. Objects and chunks have their digests as addresses.
 
 use std::borrow::Cow;
 use std::time::Duration;
 
+use ring::digest::{SHA256, digest};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, BufReader, BufWriter};
 use tokio::time::Instant;
@@ -25,11 +30,13 @@ use crate::core::spec::KernelSpec;
 use crate::store::Encoding;
 
 /// The protocol's version; both ends must have the same.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// What both ends call the protocol.
 const PROTOCOL: &str = "ryokan-handover";
 /// Length of a frame of a chunk.
 const CHUNK: usize = 41;
+/// Length of the check of a message.
+const CHECK: usize = 8;
 
 /// A kernel that is offered.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -97,18 +104,6 @@ fn checkpoint() -> PortableKind {
 pub struct Accept {
     /// What the kernel moves without.
     pub missing: Vec<String>,
-    /// Whether it writes files before the seal.
-    #[serde(default)]
-    pub takes_preview: bool,
-    /// Whether it writes engine state before the seal.
-    #[serde(default)]
-    pub takes_state_preview: bool,
-    /// Whether it takes a history without some of its checkpoints.
-    #[serde(default)]
-    pub takes_partial_history: bool,
-    /// Whether it takes groups.
-    #[serde(default)]
-    pub takes_groups: bool,
     /// The kind in which the kernel is to come.
     #[serde(default = "checkpoint")]
     pub kind: PortableKind,
@@ -144,6 +139,9 @@ pub(super) enum Message {
         protocol: String,
         version: u32,
         host: HostId,
+        /// Of the host's id: other releases must be able to read a greeting.
+        #[serde(default)]
+        check: u32,
     },
     Offer(Box<Offer>),
     Accept(Accept),
@@ -256,9 +254,16 @@ impl Wire {
     /// # Errors
     /// `unsupported` for another version.
     pub(super) async fn greet(&mut self, own: HostId) -> Result<HostId> {
-        self.send(Message::Hello { protocol: PROTOCOL.into(), version: VERSION, host: own }).await?;
+        let hello =
+            Message::Hello { protocol: PROTOCOL.into(), version: VERSION, host: own, check: check_of_host(own) };
+        self.send(hello).await?;
         match self.message(limits::HANDOVER_HELLO).await? {
-            Message::Hello { protocol, version: VERSION, host } if protocol == PROTOCOL => Ok(host),
+            Message::Hello { protocol, version: VERSION, host, check } if protocol == PROTOCOL => {
+                match check == check_of_host(host) {
+                    true => Ok(host),
+                    false => Err(malformed("a greeting with another check")),
+                }
+            }
             Message::Hello { version, .. } => Err(Error::unsupported(format!(
                 "the other host speaks version {version} of the handover protocol, this one {VERSION}"
             ))
@@ -351,6 +356,7 @@ impl Wire {
         };
         let most = match kind {
             1 => limits::HANDOVER_MESSAGE_BYTES,
+            8 => CHECK + limits::HANDOVER_MESSAGE_BYTES,
             2 | 7 => limits::HANDOVER_DIGESTS * 32,
             3 => limits::HANDOVER_DIGESTS / 8,
             4 => 40,
@@ -386,6 +392,15 @@ pub async fn reframe(bytes: Vec<u8>) -> Vec<u8> {
         written.extend_from_slice(&bytes);
     }
     written
+}
+
+/// The check of a message: the first bytes of its digest.
+fn check_of(json: &[u8]) -> [u8; CHECK] {
+    array(digest(&SHA256, json).as_ref(), 0)
+}
+
+fn check_of_host(host: HostId) -> u32 {
+    u32::from_le_bytes(array(digest(&SHA256, host.as_bytes()).as_ref(), 0))
 }
 
 /// An error of the other end, with bounded texts.
@@ -430,7 +445,10 @@ impl Frame {
                 if bytes.len() > limits::HANDOVER_MESSAGE_BYTES {
                     return Err(Error::refused("the kernel's description is too large").reason("handover_size"));
                 }
-                (1, bytes.into())
+                match message {
+                    Message::Hello { .. } => (1, bytes.into()),
+                    _ => (8, [&check_of(&bytes)[..], &bytes].concat().into()),
+                }
             }
             Frame::Question(digests) => (2, addresses(digests)),
             Frame::ChunkQuestion(digests) => (7, addresses(digests)),
@@ -452,7 +470,16 @@ impl Frame {
     fn decode(kind: u8, bytes: Vec<u8>) -> Result<Frame> {
         let addresses = || bytes.as_chunks::<32>().0.iter().map(|digest| Digest::from_bytes(*digest)).collect();
         Ok(match kind {
-            1 => Frame::Message(serde_json::from_slice(&bytes).map_err(malformed)?),
+            1 => match serde_json::from_slice(&bytes).map_err(malformed)? {
+                hello @ Message::Hello { .. } => Frame::Message(hello),
+                _ => return Err(malformed("a message without a check")),
+            },
+            8 => match bytes.split_at_checked(CHECK) {
+                Some((check, json)) if check == check_of(json) => {
+                    Frame::Message(serde_json::from_slice(json).map_err(malformed)?)
+                }
+                _ => return Err(malformed("a message that was changed on the way")),
+            },
             2 if bytes.len().is_multiple_of(32) => Frame::Question(addresses()),
             7 if bytes.len().is_multiple_of(32) => Frame::ChunkQuestion(addresses()),
             3 => Frame::Answer(bytes),

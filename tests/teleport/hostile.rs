@@ -7,17 +7,22 @@ use ryokan::catalog::StateHandle;
 
 use super::*;
 
-/// One frame.
-fn frame(kind: u8, bytes: &[u8]) -> Vec<u8> {
-    let mut frame = vec![kind];
-    frame.extend((bytes.len() as u32).to_le_bytes());
-    frame.extend(bytes);
-    frame
+fn sha256(bytes: &[u8]) -> Vec<u8> {
+    ring::digest::digest(&ring::digest::SHA256, bytes).as_ref().to_vec()
 }
 
-fn hello() -> Vec<u8> {
-    let host = "00".repeat(16);
-    frame(1, format!(r#"{{"message":"hello","protocol":"ryokan-handover","version":2,"host":"{host}"}}"#).as_bytes())
+/// One frame. Kind 1 is any message: all but the greeting have a check, and kind 8.
+pub(super) fn frame(kind: u8, bytes: &[u8]) -> Vec<u8> {
+    let is_checked = kind == 1 && !bytes.starts_with(br#"{"message":"hello""#);
+    let checked = [&sha256(bytes)[..8], bytes].concat();
+    let (kind, bytes) = if is_checked { (8, &checked[..]) } else { (kind, bytes) };
+    [&[kind][..], &(bytes.len() as u32).to_le_bytes(), bytes].concat()
+}
+
+pub(super) fn hello() -> Vec<u8> {
+    let check = u32::from_le_bytes(sha256(&[0; 16])[..4].try_into().unwrap());
+    let (host, named) = ("00".repeat(16), r#""message":"hello","protocol":"ryokan-handover""#);
+    frame(1, format!(r#"{{{named},"version":3,"host":"{host}","check":{check}}}"#).as_bytes())
 }
 
 /// The specification that most tests offer.
@@ -37,6 +42,11 @@ fn sized_offer(spec: &Value, name: &str, epoch: u64, bytes: u64) -> Vec<u8> {
         "resources": [], "allow_missing": false, "format": StateHandle::history_format(), "bytes": bytes,
     });
     frame(1, offer.to_string().as_bytes())
+}
+
+/// The content of a message, after its head and its check.
+fn json(message: &[u8]) -> Value {
+    serde_json::from_slice(&message[13..]).unwrap()
 }
 
 /// What the target answers to these bytes.
@@ -77,8 +87,8 @@ fn hostile_source_is_refused() {
     };
     let cases: Vec<(&str, Vec<u8>)> = vec![
         ("garbage", b"GET / HTTP/1.1\r\n\r\n".to_vec()),
-        ("an older version", String::from_utf8(hello()).unwrap().replace(":2,", ":1,").into_bytes()),
-        ("another protocol", frame(1, br#"{"message":"hello","protocol":"x","version":2,"host":"00"}"#)),
+        ("an older version", String::from_utf8(hello()).unwrap().replace(":3,", ":1,").into_bytes()),
+        ("another protocol", frame(1, br#"{"message":"hello","protocol":"x","version":3,"host":"00"}"#)),
         ("a frame of 4 GiB", [hello(), long].concat()),
         ("an unknown kind", [hello(), frame(9, b"x")].concat()),
         ("objects before an offer", [hello(), frame(2, &digest)].concat()),
@@ -92,6 +102,18 @@ fn hostile_source_is_refused() {
         ("a chunk that it has not sent", [&asked[..], &frame(4, &object), &chunk(&digest, 4, 0, 2), &flush].concat()),
         ("a chunk of an unknown form", [&asked[..], &frame(4, &object), &chunk(&digest, 4, 4, 3)].concat()),
         ("an object of 16 EiB", [&asked[..], &frame(4, &[&digest[..], &u64::MAX.to_le_bytes()].concat())].concat()),
+        ("a chunk of 4 GiB", {
+            let large = [&digest[..], &(4u64 << 30).to_le_bytes()].concat();
+            [&asked[..], &frame(4, &large), &chunk(&digest, u32::MAX, u32::MAX, 0), &frame(6, b"abcd")].concat()
+        }),
+        ("a message without its check", [&hello()[..], &[1], &offer(&spec, "k", 1)[1..]].concat()),
+        ("a message that was changed", {
+            let mut changed = [hello(), offer(&spec, "k", 1)].concat();
+            let epoch = changed.windows(9).position(|bytes| bytes == br#""epoch":1"#).unwrap();
+            changed[epoch + 8] = b'2';
+            changed
+        }),
+        ("a greeting of another host", String::from_utf8(hello()).unwrap().replace("00", "01").into_bytes()),
         ("a piece of no object", [&asked[..], &frame(6, b"abcd")].concat()),
         (
             "a damaged piece",
@@ -130,7 +152,7 @@ pub(crate) fn machine_offer(target: &Host, machine: &Value, or_checkpoint: bool)
     let mut spec = default_spec();
     spec["isolation"] = "microvm".into();
     spec["engine"] = "python".into();
-    let mut offer: Value = serde_json::from_slice(&offer(&spec, "offered", 1)[5..]).unwrap();
+    let mut offer: Value = json(&offer(&spec, "offered", 1));
     offer["kind"] = "teleport".into();
     offer["or_checkpoint"] = or_checkpoint.into();
     offer["machine"] = machine.clone();
@@ -152,7 +174,7 @@ fn unacceptable_offers_name_their_rule() {
         let (code, reason) = (format!(r#""code":"{code}""#), format!(r#""reason":"{reason}""#));
         assert!(said.contains(&code) && said.contains(&reason), "{said}");
     }
-    let mut machine: Value = serde_json::from_slice(&offer(&spec, "k", 1)[5..]).unwrap();
+    let mut machine: Value = json(&offer(&spec, "k", 1));
     machine["machine"] = serde_json::json!({
         "architecture": "x86_64", "base_image_version": "", "host": "00".repeat(16),
         "content": { "memory_bytes": 1, "disk_bytes": 1, "machine": {
@@ -169,7 +191,7 @@ fn unacceptable_offers_name_their_rule() {
         let said = answer(&target, &[hello(), frame(1, long.to_string().as_bytes())].concat());
         assert!(said.contains("\"refused\"") && said.contains(rule), "{at}: {said}");
     }
-    let text = String::from_utf8(offer(&spec, "k", 1).split_off(5)).unwrap();
+    let text = String::from_utf8(offer(&spec, "k", 1).split_off(13)).unwrap();
     let stays = text.replacen('{', r#"{"kind":"suspend","#, 1);
     let said = answer(&target, &[hello(), frame(1, stays.as_bytes())].concat());
     assert!(said.contains("\"refused\"") && said.contains("valid only on the host that took it"), "{said}");
@@ -184,7 +206,7 @@ fn target_checks_named_things() {
     let mut spec = default_spec();
     spec["net"] = "host".into();
     let said = |allow_missing: bool, allowed: &[&str]| {
-        let mut changed: Value = serde_json::from_slice(&offer(&spec, "k", 1)[5..]).unwrap();
+        let mut changed: Value = json(&offer(&spec, "k", 1));
         changed["allow_missing"] = allow_missing.into();
         changed["allowed"] = serde_json::json!(allowed);
         answer(&target, &[hello(), frame(1, changed.to_string().as_bytes())].concat())

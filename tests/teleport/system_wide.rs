@@ -4,6 +4,14 @@ use super::*;
 use crate::daemon::system_wide::SystemWide;
 use crate::support::UNPRIVILEGED;
 
+/// A program between source and target that ends after so many bytes.
+const CUT: &str = "import os, sys
+left = int(sys.argv[1])
+while left > 0 and (piece := os.read(0, min(left, 65536))):
+    os.write(1, piece)
+    left -= len(piece)
+";
+
 /// The transport to the account of a user.
 fn to_user(system: &SystemWide, uid: u32) -> String {
     let command = system.cli_command(uid, &["pipe"]);
@@ -22,6 +30,17 @@ fn arrivals_belong_to_their_user() {
     here.ok(&["new", "k"]);
     here.ok(&["exec", "k", "/bin/sh -c 'dd if=/dev/urandom of=large bs=1M count=4 2>/dev/null'; x=1"]);
     here.ok(&["fork", "k", "c", "--count", "2"]);
+    // What a cut move brought is not sent again to the same user, and is nothing that another one may refer to.
+    let script = here.path("cut.py");
+    std::fs::write(&script, CUT).expect("written");
+    let command = to_user(&system, one);
+    let command = command.strip_prefix("exec:exec ").expect("a command");
+    here.ok(&["new", "cut"]);
+    for n in 0..4 {
+        here.ok(&["exec", "cut", &format!("/bin/sh -c 'dd if=/dev/urandom of=f{n} bs=256K count=1 2>/dev/null'")]);
+    }
+    let way = format!("exec:/usr/bin/python3 {} 700000 | {command}", script.display());
+    assert!(!here.cli(&["teleport", "cut", "--to", &way]).status.success());
     let moved = |name: &str, uid: u32| -> u64 {
         let output = here.cli(&["--json", "teleport", name, "--to", &to_user(&system, uid)]);
         let said = String::from_utf8_lossy(&output.stderr);
@@ -29,6 +48,9 @@ fn arrivals_belong_to_their_user() {
         let report: Value = serde_json::from_slice(&output.stdout).expect("a report");
         report["sent_bytes"].as_u64().expect("a number")
     };
+    let again = moved("cut", one);
+    assert!(again < 700 << 10, "{again} bytes are sent again");
+    assert!(system.cli(one, &["rm", "--yes", "cut"]).status.success());
     assert!(moved("c-1", one) > 4 << 20);
     // What another user has is sent all the same; what the user has is not.
     assert!(moved("c-2", other) > 4 << 20, "an address led to another user's objects");

@@ -15,10 +15,17 @@ KINDS = {1: None, 2: "question", 3: "answer", 4: "object", 5: "chunk", 6: "piece
 
 
 def name(kind, body):
-    if kind != 1:
+    if kind not in (1, 8):
         return KINDS.get(kind, "unknown")
     # The tag comes first.
     return body.split(b'"message":"', 1)[-1].split(b'"', 1)[0].decode()
+
+
+def flipped(kind, body):
+    """One bit of the last digit of a message, which stays readable; else of the first byte."""
+    digits = [at for at, byte in enumerate(body) if kind in (1, 8) and at >= 8 and chr(byte).isdigit()]
+    at, bit = (digits[-1], 1) if digits else (0, 64)
+    return body[:at] + bytes([body[at] ^ bit]) + body[at + 1 :]
 
 
 def exactly(source, count):
@@ -58,7 +65,7 @@ def main():
                     end()
                 if fault == "stall":
                     time.sleep(600)
-                body = bytes([body[0] ^ 64]) + body[1:]
+                body = flipped(head[0], body)
             try:
                 sink.write(head + body)
                 sink.flush()

@@ -382,13 +382,8 @@ impl Moving<'_> {
                 key,
             }),
         };
-        let accept = session.offer(offer).await?;
-        match accept.takes_groups {
-            true => Ok(session),
-            false => Err(Error::unsupported("the other host's release takes no groups")
-                .reason("group")
-                .hint("update ryokan there")),
-        }
+        session.offer(offer).await?;
+        Ok(session)
     }
 
     fn leaving(&self) -> Vec<Leaving> {

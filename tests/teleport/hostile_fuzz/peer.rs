@@ -6,6 +6,7 @@ use std::process::{Child, ChildStdin, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
+use super::super::hostile::{answer, frame, hello};
 use super::objects::{Address, Objects, mutated};
 use super::*;
 
@@ -17,10 +18,6 @@ const UNCHUNKED: usize = 512 << 10;
 const ANSWER: Duration = Duration::from_secs(5);
 /// The same for an honest one.
 const HONEST_ANSWER: Duration = Duration::from_secs(180);
-
-fn frame(kind: u8, bytes: &[u8]) -> Vec<u8> {
-    [&[kind][..], &(bytes.len() as u32).to_le_bytes(), bytes].concat()
-}
 
 /// The body of a chunk's frame.
 fn chunk(address: &Address, length: usize, stored: usize, form: u8) -> Vec<u8> {
@@ -63,6 +60,7 @@ impl Transcript {
             let body = &bytes[at + 5..at + 5 + length];
             match bytes[at] {
                 1 => messages.push(body.to_vec()),
+                8 => messages.push(body[8..].to_vec()),
                 4 => {
                     let size = u64::from_le_bytes(body[32..40].try_into().unwrap()) as usize;
                     current = Some((size, Vec::new()));
@@ -253,7 +251,7 @@ impl<'a> Peer<'a> {
     }
 
     fn note(&mut self, (kind, bytes): &(u8, Vec<u8>)) {
-        if *kind == 1 {
+        if matches!(kind, 1 | 8) {
             self.said.push(String::from_utf8_lossy(bytes).into_owned());
         }
     }
@@ -288,7 +286,7 @@ impl<'a> Peer<'a> {
             Change::LongerThanSaid | Change::ShorterThanSaid => {
                 let mut changed = honest;
                 let by = 1 + self.random.below(40) as u32;
-                let length = bytes.len() as u32;
+                let length = changed.len() as u32 - 5;
                 let said =
                     if matches!(change, Change::LongerThanSaid) { length.saturating_sub(by) } else { length + by };
                 changed[1..5].copy_from_slice(&said.to_le_bytes());
@@ -300,7 +298,7 @@ impl<'a> Peer<'a> {
                 self.write(&changed)
             }
             Change::OtherKind => {
-                let other = self.random.below(9) as u8;
+                let other = self.random.below(10) as u8;
                 self.write(&frame(other, bytes))
             }
             Change::Repeat => {
@@ -404,11 +402,8 @@ impl<'a> Peer<'a> {
 
 /// Sends a decision on a connection of its own; returns the answers.
 pub fn decide(target: &Host, decision: &Value) -> String {
-    let hello = serde_json::json!({
-        "message": "hello", "protocol": "ryokan-handover", "version": 2, "host": "00".repeat(16)
-    });
-    let bytes = [frame(1, hello.to_string().as_bytes()), frame(1, decision.to_string().as_bytes())].concat();
-    super::super::hostile::answer(target, &bytes)
+    let bytes = [hello(), frame(1, decision.to_string().as_bytes())].concat();
+    answer(target, &bytes)
 }
 
 /// Aborts a handover, as its source does.

@@ -4,6 +4,7 @@ target.py STEP NUMBER LIE FILE BOMB: at the NUMBER-th STEP it tells LIE, and cre
 Before "prepared" it always refuses: a target that says so decides, by the protocol, that the source lets go.
 """
 
+import hashlib
 import json
 import os
 import sys
@@ -20,7 +21,8 @@ def send(kind, body):
 
 
 def say(message, **fields):
-    send(1, json.dumps({"message": message, **fields}).encode())
+    body = json.dumps({"message": message, **fields}).encode()
+    send(8, hashlib.sha256(body).digest()[:8] + body)
 
 
 def read(count):
@@ -38,8 +40,7 @@ def refuse(text="it takes nothing", reason="hostile"):
 
 
 def accept(**fields):
-    takes = {"takes_preview": True, "takes_state_preview": True}
-    say("accept", **{"missing": [], **takes, "kind": "checkpoint", "why": "", **fields})
+    say("accept", **{"missing": [], "kind": "checkpoint", "why": "", **fields})
 
 
 def lie(bits):
@@ -123,7 +124,9 @@ def is_now(step, bits=b""):
 
 
 if not is_now("hello"):
-    say("hello", protocol="ryokan-handover", version=2, host="77" * 16)
+    check = int.from_bytes(hashlib.sha256(b"\x77" * 16).digest()[:4], "little")
+    hello = {"message": "hello", "protocol": "ryokan-handover", "version": 3, "host": "77" * 16, "check": check}
+    send(1, json.dumps(hello).encode())
 while True:
     head = read(5)
     body = read(int.from_bytes(head[1:], "little"))
@@ -134,8 +137,8 @@ while True:
             bits[at // 8] |= 1 << (at % 8)
         if not is_now("question" if head[0] == 2 else "chunks", bytes(bits)):
             send(3, bytes(bits))
-    elif head[0] == 1:
-        message = json.loads(body)["message"]
+    elif head[0] in (1, 8):
+        message = json.loads(body if head[0] == 1 else body[8:])["message"]
         if message == "offer" and not is_now("offer"):
             accept()
         elif message == "flush" and not is_now("flush"):

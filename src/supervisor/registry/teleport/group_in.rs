@@ -59,15 +59,7 @@ impl TargetSide {
         let holder = Holder { silence: Rc::clone(&silence), most: bounds.silence };
         let begun = handovers.room.begin(offer.handover, offer.bytes, host.free_bytes().unwrap_or(u64::MAX), holder);
         let most_bytes = begun.inspect_err(|_| handovers.sessions.end(offer.handover))?;
-        let accept = Accept {
-            missing: Vec::new(),
-            takes_preview: false,
-            takes_state_preview: false,
-            takes_partial_history: false,
-            takes_groups: true,
-            kind: offer.kind,
-            why: String::new(),
-        };
+        let accept = Accept { missing: Vec::new(), kind: offer.kind, why: String::new() };
         Ok(Admission { accept, reuse, most_bytes, silence })
     }
 

@@ -475,9 +475,7 @@ impl TargetHost for TargetSide {
         let holder = Holder { silence: Rc::clone(&silence), most: bounds.silence };
         let begun = handovers.room.begin(offer.handover, offer.bytes, free, holder);
         let most_bytes = begun.inspect_err(|_| handovers.sessions.end(offer.handover))?;
-        let (takes_preview, takes_state_preview, takes_partial_history, takes_groups) = (true, true, true, true);
-        let accept =
-            Accept { missing, takes_preview, takes_state_preview, takes_partial_history, takes_groups, kind, why };
+        let accept = Accept { missing, kind, why };
         Ok(Admission { accept, reuse, most_bytes, silence })
     }
 
@@ -558,8 +556,9 @@ impl TargetHost for TargetSide {
         self.write_state(offer, received, list).await;
     }
 
-    fn end_session(&self, handover: HandoverId, stored: u64) {
+    fn end_session(&self, handover: HandoverId, stored: u64, whole: Vec<Digest>) {
         drop(self.preview.take());
+        self.may_be_sent_again(whole);
         self.supervisor.registry().handovers.room.end(handover, stored);
         self.supervisor.registry().handovers.sessions.end(handover);
     }

@@ -40,7 +40,7 @@ mod sessions;
 mod steps;
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 use std::time::Instant;
 
@@ -51,7 +51,7 @@ use tokio_util::sync::CancellationToken;
 use crate::catalog::HandoverRow;
 use crate::core::error::{Error, Result};
 use crate::core::handover::{Side, Stage};
-use crate::core::ids::{Epoch, GroupId, HandoverId, HostId, KernelId};
+use crate::core::ids::{Digest, Epoch, GroupId, HandoverId, HostId, KernelId};
 use crate::core::info::HandoverInfo;
 use crate::core::spec::{KernelSpec, Net};
 use crate::core::venv::is_in_workspace;
@@ -83,6 +83,8 @@ pub struct Handovers {
     sessions: sessions::Sessions,
     /// The room that they share.
     room: room::Room,
+    /// Objects that sessions of a user brought, in a system-wide daemon.
+    sent: RefCell<HashMap<u32, HashSet<Digest>>>,
     /// Held while a received kernel is activated or discarded.
     deciding: Mutex<()>,
     /// Wakes the repetition of unacknowledged decisions.
@@ -502,6 +504,7 @@ impl Supervisor {
     /// A garbage collection has removed what nothing references and what was last used before this time.
     pub(crate) fn objects_collected(&self, before: Instant) {
         self.registry().handovers.room.collected(before);
+        self.registry().handovers.sent.borrow_mut().clear();
     }
 
     /// Starts the repetition of unacknowledged decisions.

@@ -37,10 +37,10 @@ impl Move {
             let manifest = self.host.store.get(taken.manifest, limits::MANIFEST_BYTES as u64).await?;
             let manifest = Manifest::decode(&manifest).map_err(|error| Error::corrupt(error.to_string()))?;
             // Later rounds change few of the files.
-            if accept.takes_preview && rounds.count == 0 {
+            if rounds.count == 0 {
                 session.preview(manifest.workspace.tree).await?;
             }
-            if accept.takes_state_preview && previewed != Some(manifest.state) {
+            if previewed != Some(manifest.state) {
                 session.preview_state(manifest.state).await?;
                 previewed = Some(manifest.state);
             }

@@ -14,7 +14,7 @@ use crate::workspace::Seen;
 
 impl TargetSide {
     /// The objects that the source may refer to: those of this user's kernels, of the moved kernel and of those used last
-    /// first. Further ones are sent again.
+    /// first, and those that sessions of this user brought since the last garbage collection. Further ones are sent again.
     pub(super) async fn reuse(&self, kernel: KernelId) -> Result<Reuse> {
         if !self.host().environment.system_wide {
             return Ok(Reuse::All);
@@ -28,6 +28,8 @@ impl TargetSide {
                 break;
             }
         }
+        let earlier =
+            self.supervisor.registry().handovers.sent.borrow().get(&self.actor.uid).cloned().unwrap_or_default();
         let found = self.host().store.run_beside(move |store| {
             let mut seen = Seen::default();
             Ok(named(roots, limits::HANDOVER_REUSED, |checkpoint, note| {
@@ -35,7 +37,20 @@ impl TargetSide {
                 let _ = bundle::reach(store, checkpoint, &mut seen, note);
             }))
         });
-        Ok(Reuse::Only(found.await?))
+        let mut found = found.await?;
+        found.extend(earlier);
+        Ok(Reuse::Only(found))
+    }
+
+    /// Keeps what a session of this user brought, which the next try of a failed move need not send again.
+    pub(super) fn may_be_sent_again(&self, whole: Vec<Digest>) {
+        if !self.host().environment.system_wide || whole.is_empty() {
+            return;
+        }
+        let mut sent = self.supervisor.registry().handovers.sent.borrow_mut();
+        let of_user = sent.entry(self.actor.uid).or_default();
+        let room = limits::HANDOVER_REUSED.saturating_sub(of_user.len());
+        of_user.extend(whole.into_iter().take(room));
     }
 }
 
