@@ -1,8 +1,8 @@
 //! SQLite databases of users on this host, as members of groups. They are not ryokan's own.
 //!
 //! Other processes may write them at any time: a capture pins one moment (`pinned_database`), and a restore is one
-//! write transaction into the live file, so every connection sees one state or the other. Only a file that is missing or
-//! that SQLite cannot read is replaced by a rename.
+//! write transaction into the live file, so every connection sees one state or the other. Only a file that is missing,
+//! that SQLite cannot read or that is to be removed is replaced by a rename.
 //!
 //! Nothing in the database is executed: no query of it runs but those of the schema, without triggers and views.
 
@@ -13,6 +13,8 @@ use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
+use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 use rusqlite::backup::{Backup, StepResult};
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags};
@@ -238,9 +240,7 @@ impl WriteLock {
         let (observer, version, path) = (&self.observer, self.version, &self.path);
         run(&source, &mut target, path, || match observer.version(path)? == version {
             true => Ok(()),
-            false => Err(Error::conflict(format!("{} was written during the restore", path.display()))
-                .reason("database_written")
-                .hint("try again, or stop the program that writes it")),
+            false => Err(written(path)),
         })
     }
 }
@@ -355,15 +355,40 @@ pub fn beside(path: &Path, suffix: &str) -> PathBuf {
     name.into()
 }
 
-/// Puts files in the place of a database that is missing or damaged: each suffix, the prepared file in the same
-/// directory and its mode. Other files of the database are removed. Blocks. May be repeated.
+/// What [`replace_files`] replaces.
+#[derive(Debug)]
+pub enum Replaced {
+    /// Nothing.
+    Absent,
+    /// Files that SQLite cannot read.
+    Damaged,
+    /// A whole database, which stays locked until it is replaced.
+    Locked(Box<WriteLock>),
+}
+
+/// Another program wrote a database that a restore is about to replace.
+pub fn written(path: &Path) -> Error {
+    Error::conflict(format!("{} was written during the restore", path.display()))
+        .reason("database_written")
+        .hint("try again, or stop the program that writes it")
+}
+
+/// Puts files in the place of a database: each suffix, the prepared file in the same directory and its mode. Other files
+/// of the database are removed. Blocks. May be repeated.
 ///
 /// # Errors
-/// File errors.
-pub fn replace_files(path: &Path, prepared: &[(String, PathBuf, u32)]) -> Result<()> {
-    for suffix in SUFFIXES.iter().rev() {
-        let file = beside(path, suffix);
+/// `conflict` (`database_written`) if another program has made the database meanwhile; file errors.
+pub fn replace_files(path: &Path, prepared: &[(String, PathBuf, u32)], replaced: &Replaced) -> Result<()> {
+    let removed: &[&str] = match replaced {
+        // Logs that are left of it. A database would be another program's.
+        Replaced::Absent => &["-journal", "-shm", "-wal"],
         // The main file goes last: until then the database is as unreadable as before.
+        Replaced::Damaged => &["-journal", "-shm", "-wal", ""],
+        // First: without its log it would be an older database, and its lock is in the shared memory.
+        Replaced::Locked(_) => &["", "-wal", "-shm", "-journal"],
+    };
+    for suffix in removed {
+        let file = beside(path, suffix);
         match std::fs::remove_file(&file) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(io(&file, "remove", error)),
             _ => {}
@@ -382,10 +407,23 @@ pub fn replace_files(path: &Path, prepared: &[(String, PathBuf, u32)]) -> Result
         let mode = std::fs::Permissions::from_mode(*mode & 0o777);
         file.set_permissions(mode).map_err(|error| io(from, "change", error))?;
         file.sync_all().map_err(|error| io(from, "sync", error))?;
-        std::fs::rename(from, &to).map_err(|error| io(&to, "replace", error))?;
+        match suffix.as_str() {
+            "" => place_new(from, &to)?,
+            _ => std::fs::rename(from, &to).map_err(|error| io(&to, "replace", error))?,
+        }
     }
     let parent = path.parent().unwrap_or(path);
     sync_dir(parent).map_err(|error| Error::unavailable(error.to_string()))
+}
+
+/// Renames a file to a name that is free.
+fn place_new(from: &Path, to: &Path) -> Result<()> {
+    match renameat2(AT_FDCWD, from, AT_FDCWD, to, RenameFlags::RENAME_NOREPLACE) {
+        Err(Errno::EEXIST) => Err(written(to)),
+        // A file system that cannot exclude it.
+        Err(Errno::EINVAL | Errno::ENOSYS) => std::fs::rename(from, to).map_err(|error| io(to, "replace", error)),
+        renamed => renamed.map_err(|error| io(to, "replace", error.into())),
+    }
 }
 
 /// Sets the mode of a database's files. Links are not followed.

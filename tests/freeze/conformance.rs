@@ -44,7 +44,7 @@ fn freezes(host: &Host) -> usize {
 
 /// Runs a command of a daemon that waits at a fault's label, and what another program does there. Says whether the command
 /// succeeded, and what it said.
-fn held(host: &mut Host, label: &str, args: &[&str], meanwhile: impl FnOnce()) -> (bool, String) {
+pub fn held(host: &mut Host, label: &str, args: &[&str], meanwhile: impl FnOnce()) -> (bool, String) {
     let file = host.path("hold");
     let reached = file.with_extension("reached");
     let _ = fs::remove_file(&reached);

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use rusqlite::Connection;
 
+use super::conformance::held;
 use super::{Shop, Writer};
 use crate::support::users;
 
@@ -118,6 +119,72 @@ fn lost_database_is_restored() {
         shop.host.ok(&["--yes", "undo", "shop"]);
         assert_eq!(std::fs::read_to_string(shop.data()).ok(), wreck);
         shop.host.ok(&["--yes", "restore", "shop", "good"]);
+    }
+}
+
+/// A program that makes the database anew during a restore keeps what it wrote.
+#[test]
+fn recreated_database_is_kept() {
+    let mut shop = Shop::new(users()[0]);
+    let (data, good) = (shop.data(), ["--yes", "restore", "shop", "good"]);
+    let aside = shop.host.path("home").join("aside.db");
+    shop.host.ok(&["freeze", "shop", "-m", "good"]);
+    shop.wreck_data();
+    shop.sql("PRAGMA journal_mode = delete");
+    std::fs::copy(&data, &aside).unwrap();
+    let lose = |wreck: Option<&str>| {
+        for suffix in ["", "-wal", "-shm", "-journal"] {
+            let _ = std::fs::remove_file(format!("{}{suffix}", data.display()));
+        }
+        if let Some(text) = wreck {
+            std::fs::write(&data, text.repeat(100)).unwrap();
+        }
+    };
+    let recreate = || drop(std::fs::rename(&aside, &data).unwrap());
+    for wreck in [None, Some("this is no database")] {
+        lose(wreck);
+        let (done, said) = held(&mut shop.host, "freeze.member.switch:3", &good, recreate);
+        assert!(!done && said.contains("database_written") && said.contains("as it was"), "{said}");
+        assert_eq!(shop.amounts(), (900, 100), "{wreck:?}");
+        std::fs::copy(&data, &aside).unwrap();
+    }
+    // Damaged in another way.
+    lose(Some("this is no database"));
+    let damage = || std::fs::write(&data, "nor is this".repeat(200)).unwrap();
+    let (done, said) = held(&mut shop.host, "freeze.member.switch:3", &good, damage);
+    assert!(!done && said.contains("database_written"), "{said}");
+    assert_eq!(std::fs::read_to_string(&data).unwrap(), "nor is this".repeat(200));
+    // As late as between the removal of what was there and the rename: it is kept apart.
+    lose(None);
+    let (done, said) = held(&mut shop.host, "database.files.replace", &good, recreate);
+    assert!(!done && said.contains("database_written"), "{said}");
+    let kept = said.split_whitespace().rfind(|word| word.contains("/kept/")).expect("where it is kept");
+    assert_eq!(super::amounts(std::path::Path::new(kept)), Ok((900, 100)));
+    assert!(!data.exists());
+    shop.host.ok(&good);
+    assert_eq!(shop.amounts(), (500, 500));
+}
+
+/// A database that is to be removed stays locked until it is: no commit goes into a file without a name.
+#[test]
+fn removed_database_stays_locked() {
+    for journal in ["wal", "delete"] {
+        let mut shop = Shop::new(users()[0]);
+        shop.sql(&format!("PRAGMA journal_mode = {journal}"));
+        shop.host.ok(&["freeze", "shop", "-m", "good"]);
+        for suffix in ["", "-wal", "-shm"] {
+            let _ = std::fs::remove_file(format!("{}{suffix}", shop.data().display()));
+        }
+        shop.host.ok(&["--yes", "restore", "shop", "good"]);
+        let open = Connection::open(shop.data()).unwrap();
+        open.busy_timeout(Duration::ZERO).unwrap();
+        let write = || open.execute_batch("UPDATE accounts SET amount = amount + 0");
+        write().unwrap();
+        let mut wrote = Ok(());
+        let undo = ["--yes", "undo", "shop"];
+        let (done, said) = held(&mut shop.host, "database.files.replace", &undo, || wrote = write());
+        assert!(done && wrote.is_err(), "{journal}: {wrote:?}, {said}");
+        assert!(!shop.data().exists(), "{journal}");
     }
 }
 

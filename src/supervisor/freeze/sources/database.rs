@@ -6,7 +6,7 @@ use std::rc::Rc;
 use async_trait::async_trait;
 
 use super::{DataSource, NOT_STORED, other_content};
-use crate::catalog::host_database::{self as database, Present, WriteLock};
+use crate::catalog::host_database::{self as database, Present, Replaced, WriteLock};
 use crate::catalog::pinned_database::{PinnedDatabase, copy_file, version};
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::freeze::cost::Driver;
@@ -185,8 +185,17 @@ impl LiveDatabase {
         Ok(())
     }
 
-    /// Makes a part, whose files are in `scratch` or beside the database, the present content. Not to be abandoned.
-    async fn switch(&mut self, part: &DatabasePart, scratch: &Path) -> Result<()> {
+    /// Makes a part, whose files are in `scratch` or beside the database, the present content. `before`: what it replaces
+    /// if no lock holds it. Not to be abandoned.
+    async fn switch(&mut self, part: &DatabasePart, before: &Unlocked, scratch: &Path) -> Result<()> {
+        let replaced = match self.lock.is_none().then_some(before) {
+            None => None,
+            // Nothing kept others from writing since.
+            Some(before) if self.unlocked(scratch).await? != *before => return Err(database::written(&self.path)),
+            Some(Unlocked::Whole) => return Err(database::written(&self.path)),
+            Some(Unlocked::Absent) => Some(Replaced::Absent),
+            Some(Unlocked::Damaged(_)) => Some(Replaced::Damaged),
+        };
         // Before the change: whatever the answer is, it may happen.
         self.is_switched = true;
         let (path, lock, image) = (self.path.clone(), self.lock.take(), scratch.join("image"));
@@ -195,16 +204,37 @@ impl LiveDatabase {
             .map(|(suffix, _, mode)| (suffix.clone(), inactive(&path, &suffix), mode))
             .collect();
         let mode = mode_of(part);
-        blocking(move || match (lock, mode) {
-            (Some(mut lock), Some(mode)) => {
+        blocking(move || match (lock, mode, replaced) {
+            (Some(mut lock), Some(mode), _) => {
                 lock.replace(&image)?;
                 drop(lock);
                 database::set_mode(&path, mode)
             }
-            (lock, _) => {
-                drop(lock);
-                database::replace_files(&path, &files)
+            // The lock ends after the change.
+            (Some(lock), None, _) => database::replace_files(&path, &files, &Replaced::Locked(Box::new(lock))),
+            (None, _, Some(replaced)) => database::replace_files(&path, &files, &replaced),
+            (None, _, None) => Err(Error::internal("a database is neither locked nor judged")),
+        })
+        .await
+    }
+
+    /// What is there, of a database that no lock holds.
+    async fn unlocked(&self, scratch: &Path) -> Result<Unlocked> {
+        let (path, scratch) = (self.path.clone(), scratch.to_owned());
+        blocking(move || {
+            match database::present(&path)? {
+                Present::Whole => return Ok(Unlocked::Whole),
+                Present::Absent => return Ok(Unlocked::Absent),
+                Present::Damaged(_) => {}
             }
+            let mut files = Vec::new();
+            for suffix in RAW {
+                let copy = scratch.join(format!("compared{suffix}"));
+                if copy_file(&database::beside(&path, suffix), &copy)? {
+                    files.push((suffix.to_owned(), digest_of(&copy)?));
+                }
+            }
+            Ok(Unlocked::Damaged(files))
         })
         .await
     }
@@ -225,6 +255,8 @@ impl LiveDatabase {
         if self.lock.is_none() {
             self.lock().await?;
         }
+        // What is kept is what is replaced.
+        let before = if self.lock.is_none() { self.unlocked(scratch).await? } else { Unlocked::Whole };
         let now = scratch.join("now");
         let present = copied(&self.path, &now).await?;
         if is_at(host, &present, &now, safety).await? {
@@ -240,7 +272,7 @@ impl LiveDatabase {
         }
         fetch(host, safety, scratch).await?;
         self.prepare_files(host, safety, scratch).await?;
-        self.switch(safety, scratch).await
+        self.switch(safety, &before, scratch).await
     }
 
     /// Keeps a copy of the present content, apart from every freeze.
@@ -364,8 +396,8 @@ impl DataSource for DatabaseSource {
         self.live.prepare_files(&self.host, part_of(target)?, &self.scratch).await
     }
 
-    async fn switch(&mut self, target: &Captured, _safety: &Captured) -> Result<()> {
-        self.live.switch(part_of(target)?, &self.scratch).await
+    async fn switch(&mut self, target: &Captured, safety: &Captured) -> Result<()> {
+        self.live.switch(part_of(target)?, &Unlocked::of(part_of(safety)?), &self.scratch).await
     }
 
     async fn revert(&mut self, safety: &Captured, target: Option<&Captured>) -> Result<()> {
@@ -394,6 +426,37 @@ enum Copied {
     Whole,
     Absent,
     Damaged,
+}
+
+/// What a change by renames replaces: no lock keeps others from writing it.
+#[derive(Debug, PartialEq, Eq)]
+enum Unlocked {
+    Absent,
+    /// Each file's suffix and content.
+    Damaged(Vec<(String, Digest)>),
+    /// It was damaged or missing when it was to be locked.
+    Whole,
+}
+
+impl Unlocked {
+    fn of(part: &DatabasePart) -> Unlocked {
+        match part {
+            DatabasePart::Whole { .. } => Unlocked::Whole,
+            DatabasePart::Absent => Unlocked::Absent,
+            DatabasePart::Damaged { files } => {
+                Unlocked::Damaged(files.iter().map(|(suffix, digest, _)| (suffix.clone(), *digest)).collect())
+            }
+        }
+    }
+}
+
+/// The address that the store gives a file.
+fn digest_of(file: &Path) -> Result<Digest> {
+    let mut hasher = blake3::Hasher::new();
+    std::fs::File::open(file)
+        .and_then(|mut file| std::io::copy(&mut file, &mut hasher))
+        .map_err(|error| Error::unavailable(format!("cannot read {}: {error}", file.display())))?;
+    Ok(Digest::from_bytes(*hasher.finalize().as_bytes()))
 }
 
 /// Removes the copy of a former step.
