@@ -5,6 +5,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use ryokan::sys::fault;
 
 use super::Shop;
+use super::conformance::held;
 use crate::support::{Host, users};
 
 #[test]
@@ -257,6 +258,66 @@ fn rewritten_history_is_named() {
     check(4, &["git rev-list in", "failed"]);
     std::fs::rename(&away, &object).unwrap();
     check(1, &[]);
+}
+
+/// What is not restored may change until the restore holds: then it is judged once more.
+#[test]
+fn changes_during_restore_are_judged() {
+    let (mut shop, old, new) = Shop::with_newer_data(users()[0]);
+    let version = |shop: &Shop| -> i64 {
+        let database = rusqlite::Connection::open(shop.data()).unwrap();
+        database.query_row("PRAGMA user_version", [], |row| row.get(0)).unwrap()
+    };
+    let (code, data) = (shop.code(), shop.data());
+    let migrate = || {
+        let database = rusqlite::Connection::open(&data).unwrap();
+        database.execute_batch("ALTER TABLE accounts ADD COLUMN note TEXT; PRAGMA user_version = 2;").unwrap();
+    };
+    let checkout = |commit: &str| {
+        let path = code.display().to_string();
+        let args = ["-c", "safe.directory=*", "-C", &path, "checkout", "-q", "--detach", commit];
+        assert!(std::process::Command::new("git").args(args).status().unwrap().success());
+    };
+    let (old_code, new_data) = (
+        ["--yes", "restore", "shop", "old", "--member", "code"],
+        ["--yes", "restore", "shop", "new", "--member", "data"],
+    );
+    let older_data = |shop: &Shop| shop.host.ok(&["--yes", "restore", "shop", "old", "--member", "data"]);
+    // The code that still runs migrates the data while the repository goes back.
+    older_data(&shop);
+    let (done, said) = held(&mut shop.host, "freeze.member.switch", &old_code, migrate);
+    assert!(!done && said.contains("which is older") && said.contains("as it was"), "{said}");
+    assert_eq!((shop.git(&["rev-parse", "HEAD"]), version(&shop)), (new.clone(), 2));
+    // The user checks older code out while the data goes forward.
+    older_data(&shop);
+    let (done, said) = held(&mut shop.host, "freeze.member.switch", &new_data, || checkout(&old));
+    assert!(!done && said.contains("which is older") && said.contains("as it was"), "{said}");
+    assert_eq!((shop.git(&["rev-parse", "HEAD"]), version(&shop)), (old.clone(), 1));
+    // A change that fits is no obstacle.
+    checkout(&new);
+    let note =
+        || rusqlite::Connection::open(&data).unwrap().execute_batch("INSERT INTO accounts VALUES (3, 0)").unwrap();
+    let (done, said) = held(&mut shop.host, "freeze.member.switch", &old_code, note);
+    assert!(done, "{said}");
+    assert_eq!((shop.git(&["rev-parse", "HEAD"]), version(&shop)), (old, 1));
+}
+
+/// A schema that no freeze has seen belongs to the code that made it during the restore.
+#[test]
+fn late_schema_needs_its_code() {
+    let mut shop = Shop::new(users()[0]);
+    shop.host.ok(&["freeze", "shop", "-m", "old"]);
+    shop.write("app.py", "two");
+    let new = shop.commit("second");
+    let data = shop.data();
+    let migrate = || {
+        let database = rusqlite::Connection::open(&data).unwrap();
+        database.execute_batch("ALTER TABLE accounts ADD COLUMN note TEXT; PRAGMA user_version = 2;").unwrap();
+    };
+    let code = ["--yes", "restore", "shop", "old", "--member", "code"];
+    let (done, said) = held(&mut shop.host, "freeze.member.switch", &code, migrate);
+    assert!(!done && said.contains("which is older") && said.contains(&new[..10]), "{said}");
+    assert_eq!(shop.git(&["rev-parse", "HEAD"]), new);
 }
 
 /// What is not restored may change until everything is held: then it is judged again, also in a group without kernels.

@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use super::access;
 use super::members::Live;
 use super::pairings::{omitted, pairings};
+use super::run_freeze::in_time;
 use super::run_restore::Run;
 use crate::config::Rebuild;
 use crate::core::audit::NewAudit;
@@ -252,13 +253,7 @@ impl Run<'_> {
         self.would_be = self.parts.clone();
         for live in &self.live {
             if !self.parts.iter().any(|part| part.name == live.name) {
-                let captured = live.captured()?.clone();
-                self.would_be.push(Part {
-                    name: live.name.clone(),
-                    captured,
-                    driver: String::new(),
-                    storage: Default::default(),
-                });
+                self.would_be.push(live.captured_part()?);
             }
         }
         self.notes.extend(omitted(&self.would_be));
@@ -268,6 +263,37 @@ impl Run<'_> {
             (Err(Judged::Newer(refusal)), Some(planned)) if refusal.repository == planned.repository => Ok(()),
             (judged, _) => Ok(judged?),
         }
+    }
+
+    /// Judges before the commit what is not restored as it is then: nothing stops the programs that write it, and a restore
+    /// may take minutes.
+    ///
+    /// # Errors
+    /// `refused` (`data_newer`), and those of reading: the restore is reverted.
+    pub async fn judge_late(&mut self) -> Result<()> {
+        if self.restored == self.live.len() {
+            return Ok(());
+        }
+        let most = self.host.config.limits.freeze_step;
+        let mut present = Vec::new();
+        for (n, live) in self.live.iter_mut().enumerate() {
+            if n < self.restored || !live.has_pairings() {
+                present.push(live.captured_part()?);
+                continue;
+            }
+            let own = live.has_deadlines();
+            let part = in_time(own, most, live.present_part()).await.map_err(|error| {
+                let message = format!("member {}: {}", live.name, error.message);
+                Error { message, ..error }
+            })?;
+            self.would_be.retain(|known| known.name != live.name);
+            self.would_be.extend(part.clone());
+            present.extend(part);
+        }
+        // As in [`Run::compare`]: what was made of the data meanwhile belongs to the code before the restore.
+        let admitted = admitted(pairings(&present), &self.recorded, self.live.iter()).await?;
+        self.recorded.extend(admitted);
+        Ok(self.judge().await?)
     }
 
     async fn judge(&self) -> std::result::Result<(), Judged> {

@@ -167,6 +167,17 @@ impl Live {
         matches!(self.kind, LiveKind::Kernel { .. } | LiveKind::Data(_))
     }
 
+    /// Whether it has a commit or a schema of its own that may change while its group is restored.
+    pub fn has_pairings(&self) -> bool {
+        match self.member.target {
+            Target::Repository { .. } | Target::Database { .. } | Target::Postgres { .. } | Target::Server { .. } => {
+                true
+            }
+            // Nothing runs in a held kernel.
+            Target::Kernel { .. } | Target::Directory { .. } | Target::Command { .. } => false,
+        }
+    }
+
     /// What was captured.
     pub fn captured(&self) -> Result<&Captured> {
         self.captured.as_ref().ok_or_else(|| Error::internal(format!("member {} was not captured", self.name)))

@@ -366,11 +366,11 @@ fn us(begun: Instant) -> u64 {
 }
 
 /// Runs a step of a member within a time limit, unless its parts have their own.
-pub(super) async fn in_time(
+pub(super) async fn in_time<T>(
     has_deadlines: bool,
     most: Duration,
-    step: impl Future<Output = Result<Reply>>,
-) -> Result<Reply> {
+    step: impl Future<Output = Result<T>>,
+) -> Result<T> {
     if has_deadlines {
         return step.await;
     }

@@ -278,7 +278,13 @@ impl<'a> Run<'a> {
                 self.live[n].discard().await;
                 Ok(Reply::Done)
             }
-            Action::Commit => done(self.commit().await),
+            Action::Commit => {
+                let judged = self.judge_late().await;
+                done(match judged {
+                    Ok(()) => self.commit().await,
+                    Err(error) => Err(error),
+                })
+            }
             Action::Clear => done(self.host.catalog.clear_intent(self.group.id).await.map_err(Error::from)),
             Action::Resume(at) => {
                 let n = self.suspensions[at];
@@ -436,11 +442,15 @@ impl Live {
     /// The part of the present state that the gate judges; `None` for a kernel and for a database without a schema.
     pub(super) async fn present_part(&mut self) -> Result<Option<Part>> {
         let captured = self.present().await?;
-        Ok(captured.map(|captured: Captured| Part {
-            name: self.name.clone(),
-            captured,
-            driver: String::new(),
-            storage: Default::default(),
-        }))
+        Ok(captured.map(|captured| self.part(captured)))
+    }
+
+    /// The part of what the safety freeze captured.
+    pub(super) fn captured_part(&self) -> Result<Part> {
+        Ok(self.part(self.captured()?.clone()))
+    }
+
+    fn part(&self, captured: Captured) -> Part {
+        Part { name: self.name.clone(), captured, driver: String::new(), storage: Default::default() }
     }
 }
