@@ -5,11 +5,18 @@ use std::path::PathBuf;
 use ryokan::sys::fault;
 
 use super::Shop;
+use super::crash_safety::killed;
 use crate::support::{Host, User, until, users};
 
 /// A group whose restore was killed after it changed every member, and whose repository is gone.
 fn unfinished() -> (Shop, PathBuf, String) {
+    unfinished_beside(|_| ())
+}
+
+/// The same on a host with other groups.
+fn unfinished_beside(others: impl FnOnce(&Shop)) -> (Shop, PathBuf, String) {
     let mut shop = Shop::new(*users().last().unwrap());
+    others(&shop);
     shop.work();
     shop.host.ok(&["freeze", "shop", "-m", "good"]);
     shop.wreck();
@@ -50,6 +57,67 @@ fn half_restored_kernel_runs_nothing() {
     std::fs::rename(away, shop.code()).unwrap();
     shop.host.ok(&["freeze", "shop"]);
     assert_eq!(shop.state(), wrecked);
+}
+
+/// What another group shares with it is between two states: neither frozen nor restored.
+#[test]
+fn shared_members_await_other_group() {
+    let (shop, away, wrecked) = unfinished_beside(|shop| {
+        let data = shop.data().display().to_string();
+        shop.host.ok(&["group", "new", "other"]);
+        shop.host.ok(&["group", "add", "other", "--database", &data, "--name", "rows"]);
+        shop.host.ok(&["--yes", "freeze", "other", "-m", "good"]);
+        shop.host.ok(&["--yes", "restore", "other", "good"]);
+        shop.host.ok(&["group", "new", "apart"]);
+        let free = shop.host.path("home").join("free.db");
+        std::fs::copy(shop.data(), &free).unwrap();
+        shop.give();
+        shop.host.ok(&["group", "add", "apart", "--database", &free.display().to_string()]);
+    });
+    let state = shop.amounts();
+    for command in [
+        &["freeze", "other"][..],
+        &["--yes", "restore", "other", "good"],
+        &["--yes", "undo", "other"],
+        &["--yes", "teleport", "other", "--to", "exec:true"],
+    ] {
+        refused(&shop, command, 4, "a restore of group shop, which shares member rows");
+        refused(&shop, command, 4, "group_unfinished");
+    }
+    assert_eq!((shop.amounts(), shop.host.ok(&["log", "other", "--json"]).lines().count()), (state, 2));
+    shop.host.ok(&["freeze", "apart"]);
+    std::fs::rename(away, shop.code()).unwrap();
+    shop.host.ok(&["freeze", "shop"]);
+    assert_eq!(shop.state(), wrecked);
+    shop.host.ok(&["freeze", "other"]);
+}
+
+/// The end of another group's operation admits no code to a kernel that is between two states.
+#[test]
+fn shared_kernel_awaits_both_groups() {
+    let mut shop = Shop::new(*users().last().unwrap());
+    shop.host.ok(&["group", "new", "other"]);
+    shop.host.ok(&["group", "add", "other", "--kernel", "agent"]);
+    shop.host.ok(&["freeze", "shop", "-m", "good"]);
+    // A freeze of the other group that is not withdrawn, either.
+    killed(&mut shop, "catalog.freeze.seal.before_commit=kill", &["freeze", "other"]);
+    let stays = "state.checkpoints.withdraw.before_commit=eio";
+    shop.host.env(fault::VARIABLE, stays);
+    shop.host.launch();
+    let faults = format!("{stays},catalog.group.restored.before_commit=kill");
+    killed(&mut shop, &faults, &["--yes", "restore", "shop", "good"]);
+    let away = shop.code().with_file_name("away");
+    std::fs::rename(shop.code(), &away).unwrap();
+    shop.host.env(fault::VARIABLE, stays);
+    shop.host.launch();
+    for group in ["shop", "other"] {
+        assert!(shop.host.ok(&["group", "show", group]).contains("interrupted"), "{group}");
+    }
+    shop.host.ok(&["--yes", "group", "rm", "other", "--abandon"]);
+    refused(&shop, &["exec", "agent", "echo ran"], 125, "has not ended");
+    std::fs::rename(away, shop.code()).unwrap();
+    shop.host.ok(&["freeze", "shop"]);
+    shop.host.ok(&["exec", "agent", "echo ran"]);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::objects::blocking;
-use super::operation_turn::turn_with;
+use super::operation_turn::{self, turn_with};
 use super::sources::{self, database_files, pending};
 use super::{access, import_end, kept_commits, pauses, recover, removal};
 use crate::catalog::Notes;
@@ -358,13 +358,14 @@ pub async fn abandon(supervisor: &Supervisor, group: &str, actor: &Actor) -> Res
         let scratch = super::scratch(host, group.id).join(&member.name);
         // Nothing is brought back, but nothing is left quiesced.
         if let Ok(Some(mut source)) = sources::open(host, group.uid, member, scratch).await {
+    let held = operation_turn::kernels_of_half_restored(host, group.id).await?;
             source.discard().await;
         }
     }
     let _ = pending::resume(host, |id| id == group.id).await;
     let _ = std::fs::remove_dir_all(super::scratch(host, group.id));
     drop(host.parked.borrow_mut().remove(&group.id));
-    recover::set_waiting(supervisor, &group, |_| true, false);
+    recover::admit(supervisor, &group, &held);
     pauses::refresh(supervisor, group.members.iter(), actor).await?;
     host.events.publish("", "group_abandoned", serde_json::json!({ "group": group.name }));
     Ok(left)

@@ -7,8 +7,9 @@
 //!           pauses: what a failed freeze leaves paused, until a client resumes it
 //!           recover: at start, before the next operation of an unfinished group, and each minute (retry)
 //! ```
-//! One operation of a group runs at a time, and one on a member that several groups share (`operation_turn`). Each runs in a task of
-//! its own, to its end, even if its client disconnects.
+//! One operation of a group runs at a time, and one on a member that several groups share (`operation_turn`); none while a
+//! restore of another group that shares one has not ended. Each runs in a task of its own, to its end, even if its client
+//! disconnects.
 
 mod access;
 mod arriving;

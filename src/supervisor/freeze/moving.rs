@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::export::histories;
 use super::members;
+use super::operation_turn::refuse_half_restored;
 use super::run_freeze::{Taken, Taking, take};
 use super::{manifest, pauses, recover, scratch, turn};
 use crate::bundle::GroupHead;
@@ -80,6 +81,7 @@ pub async fn teleport(
         recover::unfinished(&this, &group).await?;
         let group = super::find(&this, actor.uid, &group.name).await?;
         pauses::refuse(&group)?;
+        refuse_half_restored(this.host(), &group).await?;
         let moved = perform(&this, &group, to, (options, places), &actor, (progress, cancel)).await;
         if let Err(error) = &moved {
             this.host().audit_refusal(&actor, "group.teleport", None, error).await;

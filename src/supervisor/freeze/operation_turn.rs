@@ -1,5 +1,6 @@
 //! The turn of an operation: with its group and members, against other groups that share some.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::rc::Rc;
 
@@ -8,8 +9,8 @@ use futures::FutureExt as _;
 use crate::core::error::{Error, Result};
 use crate::core::freeze::concern::Concern;
 use crate::core::freeze::postgres::Connection;
-use crate::core::freeze::{Group, Target};
-use crate::core::ids::GroupId;
+use crate::core::freeze::{Group, Intent, Member, Target};
+use crate::core::ids::{GroupId, KernelId};
 use crate::core::limits;
 use crate::git::shared_by;
 use crate::supervisor::host::Host;
@@ -82,6 +83,55 @@ pub(super) async fn free(supervisor: &Supervisor, group: &Group) -> Result<Optio
     let groups = host.catalog.groups(None).await?;
     let is_same = groups.iter().any(|now| (now.id, &now.members) == (group.id, &group.members));
     Ok(is_same.then_some(turn))
+}
+
+/// Refuses an operation on members that another group has, too, while a restore of that group has not ended: they may be
+/// between two states. Within the turn of the operation.
+///
+/// # Errors
+/// `conflict` (`group_unfinished`).
+pub(super) async fn refuse_half_restored(host: &Host, group: &Group) -> Result<()> {
+    for other in half_restored(host, group.id).await? {
+        let theirs: Vec<Concern> = other.members.iter().flat_map(|member| concerns_of(host, &member.target)).collect();
+        let is_shared = |member: &&Member| {
+            concerns_of(host, &member.target).iter().any(|own| theirs.iter().any(|their| own.conflicts(their)))
+        };
+        let Some(shared) = group.members.iter().find(is_shared) else { continue };
+        let (name, shared) = (&other.name, &shared.name);
+        return Err(Error::conflict(format!(
+            "a restore of group {name}, which shares member {shared} with group {}, has not ended",
+            group.name
+        ))
+        .reason("group_unfinished")
+        .hint(format!(
+            "the next freeze, restore or undo of {name} goes back first, and names what prevents it; `ryokan group rm \
+             {name} --abandon` leaves its members as they are"
+        )));
+    }
+    Ok(())
+}
+
+/// The other groups with a restore that has not ended.
+async fn half_restored(host: &Host, than: GroupId) -> Result<Vec<Group>> {
+    let intents = host.catalog.intents().await?;
+    let is_half =
+        |id: GroupId| intents.iter().any(|(of, intent)| *of == id && matches!(intent, Intent::Restore { .. }));
+    let mut groups = host.catalog.groups(None).await?;
+    groups.retain(|group| group.id != than && is_half(group.id));
+    Ok(groups)
+}
+
+/// The kernels that a restore of another group, which has not ended, keeps from work.
+///
+/// # Errors
+/// Database errors.
+pub(super) async fn kernels_of_half_restored(host: &Host, than: GroupId) -> Result<BTreeSet<KernelId>> {
+    let members = half_restored(host, than).await?.into_iter().flat_map(|group| group.members);
+    let kernel = |member: Member| match member.target {
+        Target::Kernel { id } => Some(id),
+        _ => None,
+    };
+    Ok(members.filter_map(kernel).collect())
 }
 
 /// What an operation on a member concerns.

@@ -1,18 +1,20 @@
 //! Ends what a former daemon, or a failed restore, left unfinished: a freeze or an import without its row is withdrawn, a
 //! restore is reverted. The repositories of an import that is visible come into their places.
 
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use super::run_restore::Run;
 use super::sources::{self, KEPT, pending};
-use super::{access, manifest, pauses, scratch};
+use super::{access, manifest, operation_turn, pauses, scratch};
 use super::{import_end, kept_commits, members};
 use crate::core::error::{Error, Result};
 use crate::core::freeze::restore::{Action, Outcome, Restore};
 use crate::core::freeze::{Group, Intent, Member, Target};
-use crate::core::ids::{FreezeId, GroupId};
+use crate::core::ids::{FreezeId, GroupId, KernelId};
 use crate::supervisor::checkpoint::held_kernel as held;
 use crate::supervisor::host::Host;
+use crate::supervisor::kernel::Kernel;
 use crate::supervisor::registry::Supervisor;
 
 /// Ends every unfinished operation, before clients are served.
@@ -33,7 +35,8 @@ pub async fn recover(supervisor: &Supervisor) {
         let group = groups.iter().find(|group| group.id == id);
         if let (Some(group), Intent::Restore { members, .. }) = (group, &intent) {
             // Until the end, nothing runs in kernels that may be between two states.
-            set_waiting(supervisor, group, |name| members.iter().any(|member| member == name), true);
+            let is_concerned = |member: &Member| members.contains(&member.name);
+            kernels(supervisor, group, is_concerned).for_each(|kernel| kernel.set_awaits_group(true));
         }
         if let (Some(group), Intent::Freeze { pauses: true, .. }) = (group, &intent) {
             pauses::close_admission(supervisor, group);
@@ -55,15 +58,22 @@ pub async fn recover(supervisor: &Supervisor) {
     groups.iter().filter(|group| group.paused.is_some()).for_each(|group| pauses::close(supervisor, group));
 }
 
-/// Keeps code from running in kernels of a group, or admits it again.
-pub(super) fn set_waiting(supervisor: &Supervisor, group: &Group, of: impl Fn(&str) -> bool, waits: bool) {
-    for member in group.members.iter().filter(|member| of(&member.name)) {
-        if let Target::Kernel { id } = member.target
-            && let Some(kernel) = supervisor.get(id)
-        {
-            kernel.set_awaits_group(waits);
-        }
-    }
+/// Admits code to the kernels of a group whose operation has ended, except to those in `held`: another group's.
+pub(super) fn admit(supervisor: &Supervisor, group: &Group, held: &BTreeSet<KernelId>) {
+    let is_free = |kernel: &Rc<Kernel>| !held.contains(&kernel.id);
+    kernels(supervisor, group, |_| true).filter(is_free).for_each(|kernel| kernel.set_awaits_group(false));
+}
+
+fn kernels(
+    supervisor: &Supervisor,
+    group: &Group,
+    wanted: impl Fn(&Member) -> bool,
+) -> impl Iterator<Item = Rc<Kernel>> {
+    let kernel = |member: &Member| match member.target {
+        Target::Kernel { id } => supervisor.get(id),
+        _ => None,
+    };
+    group.members.iter().filter(move |member| wanted(member)).filter_map(kernel)
 }
 
 /// Removes the files of operations that have ended.
@@ -139,10 +149,12 @@ async fn end(supervisor: &Supervisor, id: GroupId, intent: Intent) -> Result<()>
         Intent::Restore { target, safety, members, reached } => {
             let group = host.catalog.groups(None).await?.into_iter().find(|group| group.id == id);
             let group = group.ok_or_else(|| Error::corrupt(format!("group {id} is gone")))?;
+            // Before the change: without an answer, code is admitted to none.
+            let held = operation_turn::kernels_of_half_restored(host, id).await?;
             revert(supervisor, &group, (target, safety), &members, reached).await?;
             // The kernels of a group that arrives wait for the end of its move.
             if supervisor.refuse_arriving(&group).is_ok() {
-                set_waiting(supervisor, &group, |_| true, false);
+                admit(supervisor, &group, &held);
             }
             // Members that were held only.
             pending::resume(host, |of| of == id).await

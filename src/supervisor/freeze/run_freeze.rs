@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::gate::admitted;
 use super::members::{self, Live};
+use super::operation_turn::refuse_half_restored;
 use super::pairings::{omitted, pairings};
 use super::{pauses, recover, turn};
 use crate::catalog::{NewFreeze, Notes};
@@ -64,6 +65,7 @@ pub async fn freeze(
         let group = super::find(&this, actor.uid, &group.name).await?;
         pauses::refuse(&group)?;
         let host = this.host();
+        refuse_half_restored(host, &group).await?;
         let on_failure = on_failure.unwrap_or(group.on_failure);
         let mut live = match (members::open(&this, &group, |_| true).await, on_failure) {
             (Ok(live), _) => live,

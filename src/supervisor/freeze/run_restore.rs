@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use super::gate::{Refusal, left_out};
 use super::members::{self, Live};
+use super::operation_turn::refuse_half_restored;
 use super::pairings::pairings;
 use super::run_freeze::{Taking, in_time, take};
 use super::{Restored, find_freeze, manifest, provenance, recover, removal, turn};
@@ -109,6 +110,7 @@ async fn perform(
 ) -> Result<Restored> {
     let host = supervisor.host();
     recover::unfinished(supervisor, group).await?;
+    refuse_half_restored(host, group).await?;
     let manifest = manifest(host, &freeze).await?;
     provenance::admit(host, group, &freeze, &manifest).await?;
     let members = match &wanted {
