@@ -373,6 +373,14 @@ fn command_conforms() {
     fs::write(queue.folder.join("lie-restore"), "").unwrap();
     refused(&RESTORE, "did not bring the data back");
     assert_eq!(queue.state(), changed);
+    // Also on the way back: the group stays unfinished until the data is there.
+    fs::write(queue.folder.join("lie-always"), "").unwrap();
+    refused(&RESTORE, "did not bring the former data back");
+    assert!(host.ok(&["group", "show", "conform"]).contains("interrupted"));
+    refused(&["freeze", "conform"], "did not bring the former data back");
+    fs::remove_file(queue.folder.join("lie-always")).unwrap();
+    host.ok(&["freeze", "conform"]);
+    assert_eq!(queue.state(), changed);
 }
 
 #[test]

@@ -23,7 +23,8 @@ freeze) touch frozen ;;
 thaw) rm -f frozen ;;
 capture) [ -e frozen ] || exit 9; if [ -e meddle ]; then printf "$(cat meddle)" > ../uploads/a; fi; env > environment; cat data ;;
 restore) [ -e frozen ] || exit 9; cat > data.new; mv data.new data
-  if [ -e lie-restore ]; then rm lie-restore; echo other > data; fi ;;
+  if [ -e lie-restore ]; then rm lie-restore; echo other > data; fi
+  if [ -e lie-always ]; then echo other > data; fi ;;
 revision) if [ -e lie ]; then echo x >> lie; cat lie; fi; cat data ;;
 esac
 "#;

@@ -179,7 +179,8 @@ impl DataSource for CommandSource {
             return Ok(());
         }
         self.fetch(safety, "safety").await?;
-        self.run(&self.source.restore, Some("safety"), None).await
+        self.run(&self.source.restore, Some("safety"), None).await?;
+        self.check_data(safety, "its restore program did not bring the former data back").await
     }
 
     fn may_be_switched(&mut self) {
