@@ -222,3 +222,18 @@ fn unfinished_groups_are_retried() {
     assert_eq!((shop.amounts(), shop.read("app.py").as_deref()), ((900, 100), Some("two")));
     shop.host.ok(&["exec", "agent", "echo ran"]);
 }
+
+/// A freeze that failed, and whose checkpoint could not be withdrawn, leaves nothing visible for long.
+#[test]
+fn failed_withdrawals_are_retried() {
+    let mut shop = Shop::new(User::Own);
+    let checkpoints = |shop: &Shop| shop.host.ok(&["log", "agent", "--json"]).lines().count();
+    let before = checkpoints(&shop);
+    shop.host.kill();
+    shop.host.configure("[upkeep]\ninterval = \"1s\"\n");
+    shop.host.env(fault::VARIABLE, "freeze.member.store:2=eio,state.checkpoints.withdraw.before_commit=eio");
+    shop.host.launch();
+    assert!(!shop.host.cli(&["freeze", "shop"]).status.success());
+    until("a withdrawal", || !shop.host.ok(&["group", "show", "shop"]).contains("interrupted"));
+    assert_eq!((shop.freezes(), checkpoints(&shop)), (0, before));
+}

@@ -1,5 +1,5 @@
-//! Ends what stays frozen or unfinished without a client that asks for it: sources that could not be resumed, and restores
-//! that could not be reverted.
+//! Ends what stays frozen or unfinished without a client that asks for it: sources that could not be resumed, restores
+//! that could not be reverted, and freezes that could not be withdrawn.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
@@ -70,12 +70,13 @@ async fn pass(supervisor: &Supervisor, interval: Duration, failures: &mut Failur
     Ok(())
 }
 
-/// The groups with a quiesced source or a restore that is to be reverted; also those whose operation is under way.
+/// The groups with a quiesced source, a restore that is to be reverted or a freeze that is to be withdrawn; also those whose
+/// operation is under way.
 async fn waiting(supervisor: &Supervisor) -> Result<BTreeSet<GroupId>> {
     let host = supervisor.host();
     let intents = host.catalog.intents().await?;
-    let is_other =
-        |id: &GroupId| intents.iter().any(|(of, intent)| of == id && !matches!(intent, Intent::Restore { .. }));
+    let is_ended = |intent: &Intent| matches!(intent, Intent::Freeze { .. } | Intent::Restore { .. });
+    let is_other = |id: &GroupId| intents.iter().any(|(of, intent)| of == id && !is_ended(intent));
     let mut found = pending::groups(host);
     found.extend(intents.iter().map(|(id, _)| *id));
     // Imports go on or are withdrawn with what made them.
