@@ -68,6 +68,24 @@ fn killed_removal_is_whole() {
     }
 }
 
+    armed(&mut shop, "catalog.group.remove.after_commit=kill", &["--yes", "group", "rm", "shop"]);
+    assert_eq!(pinned(&shop), 0);
+}
+
+/// Also those of restores that failed, as an arrival repeats them.
+#[test]
+fn failed_restores_leave_few_freezes() {
+    let user = users()[0];
+    let host = Host::prepare(user);
+    host.configure("[defaults]\nkeep_checkpoints = 2\n");
+    let shop = Shop::of(host, user);
+    shop.host.ok(&FREEZE);
+    // The image is found not to fit after the safety freeze.
+    shop.sql("PRAGMA journal_mode = delete; PRAGMA page_size = 8192; VACUUM; PRAGMA journal_mode = wal;");
+    for _ in 0..4 {
+        assert!(!shop.host.cli(&["--yes", "restore", "shop", "1"]).status.success());
+    }
+    assert_eq!(numbers(&shop), [5, 4, 1]);
 #[test]
 fn old_safety_freezes_expire() {
     let user = users()[0];

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use super::run_restore::Run;
 use super::sources::{self, KEPT, pending};
 use super::{access, manifest, operation_turn, pauses, scratch};
-use super::{import_end, kept_commits, members};
+use super::{import_end, kept_commits, members, removal};
 use crate::core::error::{Error, Result};
 use crate::core::freeze::restore::{Action, Outcome, Restore};
 use crate::core::freeze::{Group, Intent, Member, Target};
@@ -157,7 +157,11 @@ async fn end(supervisor: &Supervisor, id: GroupId, intent: Intent) -> Result<()>
                 admit(supervisor, &group, &held);
             }
             // Members that were held only.
-            pending::resume(host, |of| of == id).await
+            pending::resume(host, |of| of == id).await?;
+            if let Err(error) = removal::expire(supervisor, id, &host.own_actor()).await {
+                tracing::warn!(group = %group.name, %error, "older safety freezes could not be removed");
+            }
+            Ok(())
         }
     }
 }

@@ -156,11 +156,18 @@ async fn perform(
         let reply = run.perform(machine.next()).await;
         machine.reply(reply);
     }
-    let mut restored = run.end(machine.outcome())?;
-    if let Err(error) = removal::expire(supervisor, group.id, actor).await {
-        restored.notes.push(format!("older safety freezes could not be removed: {}", error.message));
+    let outcome = machine.outcome();
+    // An unfinished restore needs them.
+    let may_expire = matches!(outcome, Some(Outcome::Restored | Outcome::AsBefore { .. }));
+    let mut ended = run.end(outcome);
+    if may_expire && let Err(error) = removal::expire(supervisor, group.id, actor).await {
+        let note = format!("older safety freezes could not be removed: {}", error.message);
+        match &mut ended {
+            Ok(restored) => restored.notes.push(note),
+            Err(failed) => failed.message.push_str(&format!("; {note}")),
+        }
     }
-    Ok(restored)
+    ended
 }
 
 /// A restore under way.
