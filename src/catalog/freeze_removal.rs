@@ -3,14 +3,14 @@
 use rusqlite::params;
 
 use super::error::CatalogError;
-use super::groups;
 use super::handle::{CatalogHandle, Notes, Written};
 use super::row::bytes;
 use super::thread::Pending;
+use super::{freeze_pins, groups};
 use crate::core::ids::{CheckpointId, FreezeId, GroupId, KernelId};
 
 impl CatalogHandle {
-    /// Removes a freeze; returns the checkpoints that only it needed. An undo that would go back to it goes nowhere then.
+    /// Removes a freeze; returns the checkpoints that only it needed, and records that their pins are unneeded. An undo that would go back to it goes nowhere then.
     ///
     /// # Errors
     /// `Conflict` while an operation of the group is recorded, `NotFound` if the freeze is gone.
@@ -54,6 +54,7 @@ impl CatalogHandle {
             if removed? == 0 {
                 return Err(CatalogError::NotFound(format!("freeze {freeze}")));
             }
+            freeze_pins::add(db, &needed)?;
             notes.write(db, needed)
         })
     }

@@ -5,10 +5,10 @@ use rusqlite::{OptionalExtension as _, Row, params};
 use super::error::CatalogError;
 use super::group_pauses::read_on_failure;
 use super::handle::{CatalogHandle, Notes, Written};
-use super::handovers;
 use super::row::{bytes, json, signed, to_json, unsigned, wrong};
 use super::sqlite::{Db, Result};
 use super::thread::Pending;
+use super::{freeze_pins, handovers};
 use crate::core::checkpoint::CheckpointType;
 use crate::core::freeze::gate::Pairing;
 use crate::core::freeze::{Freeze, Group, Intent, Member, SchemaRevision, Target};
@@ -41,7 +41,7 @@ impl CatalogHandle {
         })
     }
 
-    /// Deletes a group with its freezes; returns the checkpoints that these needed.
+    /// Deletes a group with its freezes; returns the checkpoints that these needed, and records that their pins are unneeded.
     ///
     /// # Errors
     /// `Conflict` while an operation is recorded, unless it is abandoned.
@@ -65,6 +65,7 @@ impl CatalogHandle {
                 .collect::<rusqlite::Result<Vec<_>>>()
             })?;
             db.sql("remove group", |c| c.execute("DELETE FROM groups WHERE id = ?", [id.as_bytes()]))?;
+            freeze_pins::add(db, &needed)?;
             notes.write(db, needed)
         })
     }
@@ -434,6 +435,7 @@ pub(super) fn insert(db: &Db, new: &NewFreeze) -> Result<Freeze> {
         }
         c.execute("UPDATE groups SET head = ?, intent = NULL WHERE id = ?", params![id, group.as_bytes()])
     })?;
+    freeze_pins::remove(db, checkpoints)?;
     Ok(Freeze { number: last + 1, ..freeze.clone() })
 }
 

@@ -14,6 +14,7 @@ mod engine_db;
 mod error;
 mod events;
 mod files;
+mod freeze_pins;
 mod freeze_removal;
 mod group_imports;
 mod group_moves;

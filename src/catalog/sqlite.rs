@@ -67,6 +67,7 @@ impl Kind {
                 include_str!("../../schema/catalog/0008_paused_groups.sql"),
                 include_str!("../../schema/catalog/0009_removed_freezes.sql"),
                 include_str!("../../schema/catalog/0010_group_moves.sql"),
+                include_str!("../../schema/catalog/0011_unneeded_pins.sql"),
             ],
             Kind::State => &[
                 include_str!("../../schema/state/0001_first.sql"),

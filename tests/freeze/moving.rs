@@ -148,6 +148,34 @@ fn killed_moves_are_whole() {
     assert_eq!(groups(&further.host).len(), 1);
 }
 
+/// A freeze of a move needs the checkpoints of its kernels. No pin is left of one that was not sealed.
+#[test]
+fn moved_freezes_pin_checkpoints() {
+    let user = users()[0];
+    let mut here = shop(user);
+    let there = Shop { host: Host::start_as(user), user };
+    trust(&there.host, "here", &here.host);
+    let place = places(&there.host);
+    let args: Vec<&str> = place.iter().map(String::as_str).collect();
+    let pins = |shop: &Shop| {
+        let of = |name: &str| shop.host.ok(&["log", name, "--json"]);
+        ["agent", "lab"].map(|name| of(name).lines().filter(|line| line.contains("\"pinned\":true")).count())
+    };
+    for fault in [
+        "catalog.group.pins.before_commit=kill",
+        "catalog.group.pins.after_commit=kill",
+        "catalog.freeze.seal.before_commit=kill",
+    ] {
+        arm(&mut here.host, fault);
+        assert!(!teleport(&here.host, "shop", &there.host, &args).status.success(), "{fault}");
+        arm(&mut here.host, "");
+        stays(&here, &there.host, fault);
+        assert_eq!((here.freezes(), pins(&here)), (0, [0, 0]), "{fault}");
+    }
+    assert_eq!(moved(&here.host, "shop", &there.host, &args)["acknowledged"], true);
+    assert_eq!(pins(&there), [1, 1]);
+}
+
 #[test]
 fn taken_places_delay_arrivals() {
     let user = users()[0];

@@ -58,16 +58,16 @@ fn one_freeze_is_removed() {
 #[test]
 fn killed_removal_is_whole() {
     let mut shop = Shop::new(users()[0]);
-    for point in points(&["catalog.freeze.remove"]) {
+    for point in points(&["catalog.freeze.remove", "catalog.group.unpinned"]) {
         shop.host.ok(&FREEZE);
         let before = numbers(&shop);
         armed(&mut shop, &format!("{point}=kill"), &["--yes", "group", "rm", "shop", "--freeze", "latest"]);
         let is_done = numbers(&shop).len() < before.len();
-        assert_eq!(is_done, point.ends_with("after_commit"), "{point}");
+        assert_eq!(is_done, point != "catalog.freeze.remove.before_commit", "{point}");
+        // No checkpoint is kept for a freeze that is gone.
+        assert_eq!(pinned(&shop), numbers(&shop).len(), "{point}");
         shop.host.ok(&["--yes", "restore", "shop", "1"]);
     }
-}
-
     armed(&mut shop, "catalog.group.remove.after_commit=kill", &["--yes", "group", "rm", "shop"]);
     assert_eq!(pinned(&shop), 0);
 }
@@ -86,6 +86,8 @@ fn failed_restores_leave_few_freezes() {
         assert!(!shop.host.cli(&["--yes", "restore", "shop", "1"]).status.success());
     }
     assert_eq!(numbers(&shop), [5, 4, 1]);
+}
+
 #[test]
 fn old_safety_freezes_expire() {
     let user = users()[0];

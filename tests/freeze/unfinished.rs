@@ -99,6 +99,7 @@ fn shared_kernel_awaits_both_groups() {
     shop.host.ok(&["group", "new", "other"]);
     shop.host.ok(&["group", "add", "other", "--kernel", "agent"]);
     shop.host.ok(&["freeze", "shop", "-m", "good"]);
+    let is_left = |shop: &Shop| shop.host.ok(&["log", "agent", "--json"]).contains("freeze of other");
     // A freeze of the other group that is not withdrawn, either.
     killed(&mut shop, "catalog.freeze.seal.before_commit=kill", &["freeze", "other"]);
     let stays = "state.checkpoints.withdraw.before_commit=eio";
@@ -113,7 +114,9 @@ fn shared_kernel_awaits_both_groups() {
     for group in ["shop", "other"] {
         assert!(shop.host.ok(&["group", "show", group]).contains("interrupted"), "{group}");
     }
+    assert!(is_left(&shop));
     shop.host.ok(&["--yes", "group", "rm", "other", "--abandon"]);
+    assert!(!is_left(&shop));
     refused(&shop, &["exec", "agent", "echo ran"], 125, "has not ended");
     std::fs::rename(away, shop.code()).unwrap();
     shop.host.ok(&["freeze", "shop"]);

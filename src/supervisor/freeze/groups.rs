@@ -12,10 +12,11 @@ use crate::core::audit::NewAudit;
 use crate::core::error::{Error, Result};
 use crate::core::freeze::postgres::{Connection, ConnectionError};
 use crate::core::freeze::{Group, Intent, Member, Target};
-use crate::core::ids::GroupId;
+use crate::core::ids::{CheckpointId, GroupId, KernelId};
 use crate::core::name::KernelName;
 use crate::core::nearest::nearest;
 use crate::git::Repository;
+use crate::supervisor::checkpoint::held_kernel as held;
 use crate::supervisor::host::Host;
 use crate::supervisor::host::actor::Actor;
 use crate::supervisor::host::audit::bounded;
@@ -347,18 +348,22 @@ pub async fn abandon(supervisor: &Supervisor, group: &str, actor: &Actor) -> Res
             return Ok(Vec::new());
         }
         Some((_, Intent::Place { repositories })) => repositories,
-        Some((_, Intent::Freeze { .. } | Intent::Restore { .. })) | None => Vec::new(),
+        Some((_, Intent::Freeze { checkpoints, .. })) => {
+            withdraw(supervisor, checkpoints).await?;
+            Vec::new()
+        }
+        Some((_, Intent::Restore { .. })) | None => Vec::new(),
     };
     // The user may work there.
     let left: Vec<String> =
         unplaced.into_iter().map(|one| one.beside).filter(|beside| Path::new(beside).exists()).collect();
     let notes = notes(host, actor, "group.abandon", group.name.clone());
+    let held = operation_turn::kernels_of_half_restored(host, group.id).await?;
     remove_whole(supervisor, &group, true, notes).await?;
     for member in &group.members {
         let scratch = super::scratch(host, group.id).join(&member.name);
         // Nothing is brought back, but nothing is left quiesced.
         if let Ok(Some(mut source)) = sources::open(host, group.uid, member, scratch).await {
-    let held = operation_turn::kernels_of_half_restored(host, group.id).await?;
             source.discard().await;
         }
     }
@@ -369,6 +374,25 @@ pub async fn abandon(supervisor: &Supervisor, group: &str, actor: &Actor) -> Res
     pauses::refresh(supervisor, group.members.iter(), actor).await?;
     host.events.publish("", "group_abandoned", serde_json::json!({ "group": group.name }));
     Ok(left)
+}
+
+/// Removes the checkpoints of a freeze that is abandoned. Those that stay are left to retention.
+async fn withdraw(supervisor: &Supervisor, checkpoints: Vec<(KernelId, CheckpointId)>) -> Result<()> {
+    let mut left = Vec::new();
+    for (id, checkpoint) in checkpoints {
+        if let Some(kernel) = supervisor.get(id)
+            && let Err(error) = held::withdraw(&kernel, checkpoint).await
+        {
+            tracing::warn!(kernel = %kernel.spec().name, %checkpoint, %error, "a checkpoint of an abandoned freeze stays");
+            left.push((id, checkpoint));
+        }
+    }
+    if left.is_empty() {
+        return Ok(());
+    }
+    supervisor.host().catalog.begin_pins(left.clone()).await?;
+    removal::unpin(supervisor, left).await;
+    Ok(())
 }
 
 async fn remove_whole(supervisor: &Supervisor, group: &Group, abandon: bool, notes: Notes) -> Result<()> {
@@ -382,5 +406,6 @@ async fn remove_whole(supervisor: &Supervisor, group: &Group, abandon: bool, not
     import_end::forget_histories(supervisor, group, group.members.iter()).await;
     kept_commits::release_in(supervisor, group, None, repositories).await;
     forget(host, group.members.iter());
-    removal::unpin(supervisor, removed.value).await
+    removal::unpin(supervisor, removed.value).await;
+    Ok(())
 }

@@ -398,6 +398,7 @@ impl Arriving<'_> {
                 let found = self.supervisor.get(kernel).ok_or_else(gone)?;
                 let kernel_name = found.spec().name.to_string();
                 let manifest = Some(found.records.checkpoint(checkpoint).await?.ok_or_else(gone)?.manifest);
+                self.supervisor.host().catalog.begin_pins(vec![(kernel, checkpoint)]).await?;
                 found.records.pin_checkpoint(checkpoint, true).await?;
                 Captured::Kernel { kernel, kernel_name, checkpoint, manifest, repositories, revision }
             }

@@ -18,7 +18,7 @@ use super::export::histories;
 use super::members;
 use super::operation_turn::refuse_half_restored;
 use super::run_freeze::{Taken, Taking, take};
-use super::{manifest, pauses, recover, scratch, turn};
+use super::{manifest, pauses, recover, removal, scratch, turn};
 use crate::bundle::GroupHead;
 use crate::catalog::state::StateHandle;
 use crate::catalog::{GroupMoveRow, HandoverRow, NewAudit, Notes};
@@ -29,7 +29,7 @@ use crate::core::freeze::on_failure::OnFailure;
 use crate::core::freeze::portable::check_portable;
 use crate::core::freeze::{Captured, Group, KernelRevision, Part, Target};
 use crate::core::handover::{MoveEvent, MoveOptions, Next, Side, Stage};
-use crate::core::ids::{Digest, Epoch, HandoverId, KernelId};
+use crate::core::ids::{CheckpointId, Digest, Epoch, HandoverId, KernelId};
 use crate::core::info::TeleportReport;
 use crate::core::limits;
 use crate::core::signature::Standing;
@@ -403,7 +403,7 @@ impl Moving<'_> {
         let taking = self.taking.insert(tokio::task::spawn_local(async move {
             let taken = freeze_of(&this, &of, &prepared, &message, &actor).await;
             if taken.is_err() {
-                pin(&this, &prepared, false).await;
+                removal::unpin(&this, pins(&prepared)).await;
             }
             taken
         }));
@@ -507,7 +507,7 @@ async fn freeze_of(
         moving.push(part(supervisor, group, one).await?);
     }
     // The freeze needs these checkpoints as long as it exists, and it stays if the move fails.
-    pin(supervisor, prepared, true).await;
+    pin(supervisor, prepared).await?;
     let is_other = |member: &crate::core::freeze::Member| !matches!(member.target, Target::Kernel { .. });
     let mut live = members::open(supervisor, group, is_other).await?;
     let taking = Taking {
@@ -522,14 +522,23 @@ async fn freeze_of(
     take(supervisor.host(), group, &mut live, &taking).await
 }
 
-/// Pins the checkpoints of held kernels, or lifts the pins.
-async fn pin(supervisor: &Supervisor, prepared: &[teleport::PreparedKernel], pinned: bool) {
+/// Pins the checkpoints of held kernels.
+///
+/// # Errors
+/// Database errors.
+async fn pin(supervisor: &Supervisor, prepared: &[teleport::PreparedKernel]) -> Result<()> {
+    supervisor.host().catalog.begin_pins(pins(prepared)).await?;
     for one in prepared {
         let Some(kernel) = supervisor.get(one.kernel) else { continue };
-        if let Err(error) = kernel.records.pin_checkpoint(one.checkpoint.id, pinned).await {
+        if let Err(error) = kernel.records.pin_checkpoint(one.checkpoint.id, true).await {
             tracing::warn!(kernel = %kernel.spec().name, %error, "a checkpoint of a freeze is not pinned");
         }
     }
+    Ok(())
+}
+
+fn pins(prepared: &[teleport::PreparedKernel]) -> Vec<(KernelId, CheckpointId)> {
+    prepared.iter().map(|one| (one.kernel, one.checkpoint.id)).collect()
 }
 
 /// What the freeze has of a kernel that is held by its handover.

@@ -54,6 +54,7 @@ pub async fn recover(supervisor: &Supervisor) {
             );
         }
     }
+    removal::unpin_left(supervisor).await;
     sweep(host, &groups).await;
     groups.iter().filter(|group| group.paused.is_some()).for_each(|group| pauses::close(supervisor, group));
 }

@@ -28,17 +28,35 @@ async fn remove(supervisor: &Supervisor, group: &Group, freeze: &Freeze, actor: 
     let removed = host.catalog.remove_freeze(group.id, freeze.id, notes).await?;
     host.upkeep.gone.set(host.upkeep.gone.get() + 1);
     kept_commits::release_gone(supervisor, group, repositories).await?;
-    unpin(supervisor, removed.value).await
+    unpin(supervisor, removed.value).await;
+    Ok(())
 }
 
-/// Lets retention apply to checkpoints again that freezes needed.
-pub(super) async fn unpin(supervisor: &Supervisor, checkpoints: Vec<(KernelId, CheckpointId)>) -> Result<()> {
+/// Lets retention apply to checkpoints again that freezes needed. What fails is done at the next start.
+pub(super) async fn unpin(supervisor: &Supervisor, checkpoints: Vec<(KernelId, CheckpointId)>) {
+    let mut lifted = Vec::new();
     for (kernel, checkpoint) in checkpoints {
-        if let Some(kernel) = supervisor.get(kernel) {
-            kernel.records.pin_checkpoint(checkpoint, false).await?;
+        if let Some(kernel) = supervisor.get(kernel)
+            && let Err(error) = kernel.records.pin_checkpoint(checkpoint, false).await
+        {
+            tracing::warn!(kernel = %kernel.spec().name, %checkpoint, %error, "a checkpoint stays pinned");
+            continue;
         }
+        lifted.push((kernel, checkpoint));
     }
-    Ok(())
+    if !lifted.is_empty()
+        && let Err(error) = supervisor.host().catalog.end_pins(lifted).await
+    {
+        tracing::warn!(%error, "pins of checkpoints are lifted again at the next start");
+    }
+}
+
+/// Lifts the pins that a former daemon left.
+pub(super) async fn unpin_left(supervisor: &Supervisor) {
+    match supervisor.host().catalog.unneeded_pins().await {
+        Ok(left) => unpin(supervisor, left).await,
+        Err(error) => tracing::warn!(%error, "checkpoints that no freeze needs stay pinned"),
+    }
 }
 
 /// Removes the safety freezes of a group that the host's retention of automatic checkpoints does not keep, except the one
