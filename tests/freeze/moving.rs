@@ -148,7 +148,8 @@ fn killed_moves_are_whole() {
     assert_eq!(groups(&further.host).len(), 1);
 }
 
-/// A freeze of a move needs the checkpoints of its kernels. No pin is left of one that was not sealed.
+/// A freeze of a move needs the checkpoints of its kernels: it fails if they cannot be pinned, and no pin is left of one
+/// that was not sealed.
 #[test]
 fn moved_freezes_pin_checkpoints() {
     let user = users()[0];
@@ -162,12 +163,16 @@ fn moved_freezes_pin_checkpoints() {
         ["agent", "lab"].map(|name| of(name).lines().filter(|line| line.contains("\"pinned\":true")).count())
     };
     for fault in [
+        "state.checkpoints.pin.before_commit:2=eio",
         "catalog.group.pins.before_commit=kill",
         "catalog.group.pins.after_commit=kill",
         "catalog.freeze.seal.before_commit=kill",
     ] {
         arm(&mut here.host, fault);
-        assert!(!teleport(&here.host, "shop", &there.host, &args).status.success(), "{fault}");
+        let failed = teleport(&here.host, "shop", &there.host, &args);
+        let said = String::from_utf8_lossy(&failed.stderr).into_owned();
+        assert!(!failed.status.success(), "{fault}");
+        assert!(fault.ends_with("kill") || said.contains("is not pinned"), "{fault}: {said}");
         arm(&mut here.host, "");
         stays(&here, &there.host, fault);
         assert_eq!((here.freezes(), pins(&here)), (0, [0, 0]), "{fault}");

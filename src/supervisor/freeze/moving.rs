@@ -525,14 +525,15 @@ async fn freeze_of(
 /// Pins the checkpoints of held kernels.
 ///
 /// # Errors
-/// Database errors.
+/// Database errors: retention would remove what the freeze needs.
 async fn pin(supervisor: &Supervisor, prepared: &[teleport::PreparedKernel]) -> Result<()> {
     supervisor.host().catalog.begin_pins(pins(prepared)).await?;
     for one in prepared {
         let Some(kernel) = supervisor.get(one.kernel) else { continue };
-        if let Err(error) = kernel.records.pin_checkpoint(one.checkpoint.id, true).await {
-            tracing::warn!(kernel = %kernel.spec().name, %error, "a checkpoint of a freeze is not pinned");
-        }
+        kernel.records.pin_checkpoint(one.checkpoint.id, true).await.map_err(|error| {
+            let message = format!("the checkpoint of {} is not pinned: {}", kernel.spec().name, error.message);
+            Error { message, ..error }
+        })?;
     }
     Ok(())
 }
