@@ -140,7 +140,7 @@ fn recreated_database_is_kept() {
             std::fs::write(&data, text.repeat(100)).unwrap();
         }
     };
-    let recreate = || drop(std::fs::rename(&aside, &data).unwrap());
+    let recreate = || std::fs::rename(&aside, &data).unwrap();
     for wreck in [None, Some("this is no database")] {
         lose(wreck);
         let (done, said) = held(&mut shop.host, "freeze.member.switch:3", &good, recreate);
