@@ -37,7 +37,7 @@ pub enum Action {
     Revert(usize),
     /// Remove this member's inactive copy, if there is one.
     Discard(usize),
-    /// Record that the restore holds; the intent goes with that.
+    /// Record that the restore holds, if the members that are not restored still fit; the intent goes with that.
     Commit,
     /// Delete the intent.
     Clear,
