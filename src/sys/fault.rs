@@ -147,6 +147,7 @@ pub const LABELS: &[Label] = &[
     label("machine.installed.start", Steps::One, "continues an installed machine"),
     label("machine.restore.recorded", Steps::One, "ends the worker of a kernel that is restored with its machine"),
     label("machine.resume.pages", Steps::One, "loads a machine whose saved pages are in its memory"),
+    label("machine.started.record", Steps::One, "records the monitor of a machine that was started"),
     label("machine.suspend.compare", Steps::One, "finds the memory of a saved machine as it was written"),
     label("machine.suspend.forget", Steps::Remove, "removes what was saved of a machine before it continues"),
     label("machine.suspend.pages", Steps::One, "prepares to save a machine by its changed pages"),

@@ -11,7 +11,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 use super::checked;
 use super::mount::{self, NODEV, NOEXEC, NOSUID, RDONLY};
-use super::process::{lift, set_dumpable, set_no_new_privileges};
+use super::process::{lift, set_dumpable, set_no_new_privileges, set_parent_death_signal};
 
 /// Where the tree is built: a folder of every host that holds nothing of the tree.
 const PLACE: &CStr = c"/sys";
@@ -62,7 +62,13 @@ pub fn confine_monitor(command: &mut Command, layers: MonitorLayers) -> io::Resu
     // Those that the child gets at fixed numbers are placed before this uses its own.
     let (rules, cgroup) = (lift(&layers.rules)?, layers.cgroup.as_ref().map(lift).transpose()?);
     let folder = layers.folder.as_ref().map(lift).transpose()?;
+    let parent = std::process::id();
     let prepare = move || {
+        // Until its program begins, it has no name by which a later daemon finds it: it ends with this one.
+        set_parent_death_signal(Some(nix::sys::signal::Signal::SIGKILL))?;
+        if std::os::unix::process::parent_id() != parent {
+            return Err(io::ErrorKind::NotFound.into());
+        }
         nix::unistd::setsid()?;
         if let Some(procs) = &cgroup {
             // The writer itself.
@@ -81,6 +87,7 @@ pub fn confine_monitor(command: &mut Command, layers: MonitorLayers) -> io::Resu
             let most = getrlimit(*resource)?.1.min(*most);
             setrlimit(*resource, most, most)?;
         }
+        set_parent_death_signal(None)?;
         // SAFETY: this call takes integers only.
         checked(unsafe { libc::syscall(libc::SYS_landlock_restrict_self, rules.as_raw_fd(), 0u32) })?;
         seccompiler::apply_filter(&layers.filter).map_err(|_| io::Error::from(io::ErrorKind::PermissionDenied))

@@ -36,6 +36,7 @@ pub const ELSEWHERE: &[(&str, &str)] = &[
     ("machine.installed.start", "tests/microvm"),
     ("machine.restore.recorded", "tests/microvm"),
     ("machine.resume.pages", "tests/microvm"),
+    ("machine.started.record", "tests/microvm"),
     ("machine.suspend.compare", "tests/microvm"),
     ("machine.suspend.forget", "tests/microvm"),
     ("machine.suspend.pages", "tests/microvm"),

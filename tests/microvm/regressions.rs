@@ -160,3 +160,25 @@ fn killed_daemon_leaves_no_orphans() {
     assert_eq!(host.run("lab", "print(x)"), "1", "{}", host.log());
     assert_eq!(host.machines(), lab, "{}", host.log());
 }
+
+/// A daemon that was killed between the start of a machine and its record left it, with the kernel's disk.
+#[test]
+fn unrecorded_machine_is_ended() {
+    let mut host = Machines::start(User::Own);
+    host.ok(&NEW_LAB);
+    host.run("lab", "g = iter(range(9)); next(g)");
+    host.ok(&["suspend", "lab", "--release"]);
+    host.kill();
+    host.env(fault::VARIABLE, "machine.started.record=kill");
+    host.launch();
+    host.cli(&["exec", "lab", "1"]);
+    assert!(host.ends(), "{}", host.log());
+    let left = host.machines();
+    assert_eq!(left.len(), 1, "it waits for the request to continue");
+    host.kill();
+    host.env(fault::VARIABLE, "");
+    host.launch();
+    assert_eq!(host.run("lab", "print(next(g))"), "1", "{}", host.log());
+    assert!(!Host::is_alive(left[0]), "{}", host.log());
+    assert_eq!(host.machines().len(), 1);
+}

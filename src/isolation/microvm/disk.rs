@@ -57,7 +57,7 @@ pub(super) fn open_disk(path: &Path) -> Result<File> {
         Ok(()) => Ok(disk),
         Err(TryLockError::WouldBlock) => Err(Error::busy("another virtual machine has the kernel's disk")
             .reason("disk")
-            .hint("try again: a machine that lost its daemon while it started ends within five minutes")),
+            .hint("try again; if it stays so, restart the daemon: it ends machines that no kernel has")),
         Err(TryLockError::Error(error)) => Err(failed(error)),
     }
 }

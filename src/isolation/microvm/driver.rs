@@ -15,7 +15,7 @@ use super::images::{HostImages, current_of};
 use super::installed;
 use super::launch::Serving;
 use super::machine::{Folder, Machine, Machines};
-use super::monitor::kill_unknown;
+use super::monitor::{end_unrecorded, kill_unknown};
 use super::notes::Notes;
 use super::saved::{self, Saved};
 use super::sockets::Sockets;
@@ -289,14 +289,16 @@ impl IsolationDriver for MicrovmDriver {
             }
             Err(error) if error.code == ErrorCode::Lost => {
                 let about = Record::read(record)?;
+                // Its daemon may have been killed before it recorded the monitor of this attempt to start it.
+                end_unrecorded(&self.settings.sockets, worker).await?;
                 self.clean_up(worker, &about.sockets).await;
                 saved::drop_prepared(&about.dir);
                 Ok(())
             }
-            // Nothing identifies its process; `sweep` ends it.
+            // Only its name identifies its process.
             Err(error) if error.code == ErrorCode::Corrupt => {
                 tracing::error!(%worker, %error, "the virtual machine's process is unknown");
-                Ok(())
+                end_unrecorded(&self.settings.sockets, worker).await
             }
             Err(error) => Err(error),
         }

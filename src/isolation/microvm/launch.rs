@@ -256,6 +256,7 @@ impl MicrovmDriver {
         // Reaps it.
         tokio::task::spawn_local(async move { child.wait().await });
         let recorded = async {
+            fault::point("machine.started.record").map_err(|error| Error::unavailable(error.to_string()))?;
             about.process =
                 Some(identified.map_err(|error| Error::unavailable(format!("identify the monitor: {error}")))?);
             record(about.write()?).await

@@ -282,26 +282,53 @@ fn machine_of(line: &[u8], sockets: &Path) -> Option<(WorkerId, Vmm)> {
     Some((words.next()?.strip_prefix(&ours)?.strip_suffix(".control")?.parse().ok()?, Vmm::Qemu))
 }
 
-/// Kills the machines of former daemons with that folder of sockets whose worker is not known: a stopped one does not
-/// notice its daemon's end.
-pub(super) fn kill_unknown(sockets: &Path, known: &[WorkerId]) {
-    let unknown = |pid: u32| {
-        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        machine_of(&line, sockets).filter(|(worker, _)| !known.contains(worker))
-    };
+/// The monitors of this and of former daemons with that folder of sockets, by their names.
+fn running(sockets: &Path) -> Vec<(WorkerId, Vmm, WorkerProcess)> {
+    let named = |pid: u32| machine_of(&std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default(), sockets);
+    let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-        if unknown(pid).is_none() {
+        if named(pid).is_none() {
             continue;
         }
         // Looked at again once the descriptor names the process: its number may have been reused.
         if let Ok(process) = WorkerProcess::find(pid)
-            && let Some((worker, vmm)) = unknown(pid)
+            && let Some((worker, vmm)) = named(pid)
         {
-            tracing::info!(%worker, pid, "ending a virtual machine of a former daemon that no kernel has");
-            process.kill();
-            Sockets::new(sockets, &worker, vmm).unlink();
+            found.push((worker, vmm, process));
         }
+    }
+    found
+}
+
+/// Ends the monitors of a worker whose record names no running process, and waits for their end: a daemon that is killed
+/// between the start of a monitor and its record leaves a monitor that waits for requests, with the kernel's disk.
+///
+/// # Errors
+/// `deadline` if one has not ended; those of watching.
+pub(super) async fn end_unrecorded(sockets: &Path, worker: WorkerId) -> Result<()> {
+    let sockets = sockets.to_owned();
+    let found = tokio::task::spawn_blocking(move || running(&sockets)).await;
+    for (_, _, process) in
+        found.map_err(|error| Error::internal(error.to_string()))?.into_iter().filter(|m| m.0 == worker)
+    {
+        tracing::info!(%worker, pid = process.pid, "ending a virtual machine that its daemon did not record");
+        process.kill();
+        let ended = tokio::time::timeout(limits::WORKER_STOP, process.ended()).await;
+        ended
+            .map_err(|_| Error::deadline("the killed virtual machine has not ended"))?
+            .map_err(|error| Error::unavailable(format!("watch a virtual machine: {error}")))?;
+    }
+    Ok(())
+}
+
+/// Kills the machines of former daemons with that folder of sockets whose worker is not known: a stopped one does not
+/// notice its daemon's end.
+pub(super) fn kill_unknown(sockets: &Path, known: &[WorkerId]) {
+    for (worker, vmm, process) in running(sockets).into_iter().filter(|(worker, ..)| !known.contains(worker)) {
+        tracing::info!(%worker, pid = process.pid, "ending a virtual machine of a former daemon that no kernel has");
+        process.kill();
+        Sockets::new(sockets, &worker, vmm).unlink();
     }
     // Folders of machines that have ended; sockets of QEMU are swept with those of processes.
     for entry in std::fs::read_dir(sockets).into_iter().flatten().flatten() {
