@@ -264,6 +264,40 @@ mod tests {
         Ok(())
     }
 
+    /// A monitor without root has the uid that owns what other machines use.
+    #[test]
+    fn owned_files_keep_their_attributes() -> std::io::Result<()> {
+        let folder = tempfile::tempdir()?;
+        let path = folder.path().join("given");
+        std::fs::write(&path, b"x")?;
+        let mode = |file: &std::fs::Metadata| std::os::unix::fs::PermissionsExt::mode(&file.permissions());
+        let before = path.metadata()?;
+        let given = || Ok::<OwnedFd, std::io::Error>(File::open(&path)?.into());
+        for (program, args) in [
+            ("/usr/bin/chmod", ["0", "/proc/self/fd/3"]),
+            ("/usr/bin/touch", ["-d1970-01-02", "/proc/self/fd/3"]),
+            ("/usr/bin/chgrp", ["1000", "/proc/self/fd/3"]),
+        ] {
+            let (done, said) = confined(program, &args, vec![given()?]);
+            assert!(!done && said.contains("ermi"), "{program}: {said}");
+        }
+        let calls = [
+            "os.fchmod(3, 0)",
+            "os.utime(3)",
+            "os.fchown(3, -1, 1000)",
+            "os.setxattr(3, 'user.x', b'')",
+            "os.removexattr(3, 'user.x')",
+        ];
+        let has_python = confined("/usr/bin/python3", &["-c", ""], Vec::new()).0;
+        for call in calls.into_iter().filter(|_| has_python) {
+            let (done, said) = confined("/usr/bin/python3", &["-c", &format!("import os; {call}")], vec![given()?]);
+            assert!(!done && said.contains("Operation not permitted"), "{call}: {said}");
+        }
+        let after = path.metadata()?;
+        assert_eq!((mode(&after), after.modified()?), (mode(&before), before.modified()?));
+        Ok(())
+    }
+
     #[test]
     fn many_open_files_are_no_hindrance() {
         let files: Vec<File> = (0..600).map(|_| File::open("/dev/null").expect("opened")).collect();

@@ -64,7 +64,8 @@ impl Base {
         self.stamp.bytes
     }
 
-    /// Opens the file, which must be as it was described, or a copy of that. Blocks.
+    /// Opens the file, which must hold what was described: its contents are read if only its stamp differs, as that of a
+    /// copy, or of a file whose time was changed. Blocks.
     ///
     /// # Errors
     /// `corrupt`; `busy`, `unavailable` if it cannot be read now.
@@ -73,11 +74,11 @@ impl Base {
         let file = open(dir, SAVED).map_err(damaged)?;
         let found = Stamp::of_file(&file).map_err(damaged)?;
         let is_it =
-            found == self.stamp || (found.is_elsewhere(&self.stamp) && self.is_equal(&file).map_err(damaged)?);
+            found == self.stamp || (found.bytes == self.stamp.bytes && self.is_equal(&file).map_err(damaged)?);
         is_it.then_some(file).ok_or_else(|| Error::corrupt(format!("{SAVED} is not the file beneath the saved pages")))
     }
 
-    /// Whether another file holds the same. Blocks.
+    /// Whether a file holds the same. Blocks.
     fn is_equal(&self, file: &File) -> io::Result<bool> {
         match (&self.template, &self.contents) {
             (Some(template), _) => Ok(template::part(file)?.blake3 == template.blake3),
@@ -200,6 +201,21 @@ mod tests {
                 std::fs::write(&place, bytes)?;
                 assert_eq!(base.open(folder.path()).is_ok(), is_same, "{base:?}");
             }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn time_alone_keeps_base() -> io::Result<()> {
+        let folder = tempfile::tempdir()?;
+        let place = folder.path().join(SAVED);
+        std::fs::write(&place, b"memory")?;
+        let file = File::options().read(true).write(true).open(&place)?;
+        let blake3 = template::part(&file)?.blake3;
+        let of_template = Base::describe(&file, Some(BaseTemplate { id: String::from("one"), blake3 }))?;
+        for base in [of_template, Base::describe(&file, None)?] {
+            file.set_modified(std::time::SystemTime::UNIX_EPOCH)?;
+            assert!(base.open(folder.path()).is_ok(), "{base:?}");
         }
         Ok(())
     }

@@ -175,8 +175,29 @@ pub(super) fn rules(conditions: Conditions) -> Vec<Rule> {
 }
 
 /// What a virtual machine monitor may not do beyond a kernel's code: its descriptors are all that it needs. Programs
-/// end with its start: its own filter refuses them from then on.
+/// end with its start: its own filter refuses them from then on. Without root its uid owns files that other machines use,
+/// templates and images among them: it changes neither their rights nor their times, by name or by descriptor.
 const NOT_MONITORS: &[&str] = &[
+    "SYS_chmod",
+    "SYS_fchmod",
+    "SYS_fchmodat",
+    "SYS_FCHMODAT2",
+    "SYS_chown",
+    "SYS_lchown",
+    "SYS_fchown",
+    "SYS_fchownat",
+    "SYS_utime",
+    "SYS_utimes",
+    "SYS_futimesat",
+    "SYS_utimensat",
+    "SYS_setxattr",
+    "SYS_lsetxattr",
+    "SYS_fsetxattr",
+    "SYS_SETXATTRAT",
+    "SYS_removexattr",
+    "SYS_lremovexattr",
+    "SYS_fremovexattr",
+    "SYS_REMOVEXATTRAT",
     "SYS_socket",
     "SYS_socketpair",
     "SYS_connect",
