@@ -236,6 +236,11 @@ pub trait IsolationDriver {
         String::new()
     }
 
+    /// The version of the image that memory kept in a kernel's folder continues with, if any is kept.
+    fn kept_image(&self, _dir: &Path) -> Option<String> {
+        None
+    }
+
     /// The images of this host, if workers have any.
     fn images(&self) -> Option<Rc<dyn Images>> {
         None

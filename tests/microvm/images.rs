@@ -6,8 +6,9 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use super::{Machines, give, image, images, users};
+use super::{Machines, give, image, images, pair, users};
 use crate::support::{User, until};
+use crate::teleport::{arm, state, teleport};
 
 impl Machines {
     /// A host whose images are its own: one, which is the tests'.
@@ -203,6 +204,62 @@ fn memory_checkpoint_keeps_image() {
     assert_eq!(host.run("lab", "print(next(n))"), "1", "{}", host.log());
     host.ok(&["rm", "lab", "--yes"]);
     host.ok(&["images", "rm", &first, "--yes"]);
+}
+
+#[test]
+fn arriving_memory_keeps_image() {
+    let _pair = pair();
+    let mut here = Machines::start(User::Own);
+    let (there, first) = Machines::with_own_images(User::Own);
+    there.copy_image(&there.data().join("images").join(&first), &"f".repeat(40), User::Own);
+    here.ok(&["new", "lab", "--isolation", "microvm", "--engine", "python"]);
+    here.run("lab", "n = iter(range(9)); next(n)");
+    // The source is killed once it has decided: the target waits for the commit.
+    arm(&mut here, "state.transition.commit.after_commit=kill");
+    teleport(&here, "lab", &there, &["--kind", "teleport"]);
+    assert!(here.ends_soon(), "{}", here.log());
+    assert_eq!(there.image(&first)["is_current"], false);
+    let why = there.refused(&["images", "rm", &first, "--yes"]);
+    assert!(why.contains("is used by lab (arriving)"), "{why}");
+    arm(&mut here, "");
+    until("the kernel is there", || state(&there, "lab").is_some());
+    assert_eq!(there.run("lab", "print(next(n))"), "1", "{}", there.log());
+    assert!(there.refused(&["images", "rm", &first, "--yes"]).contains("is used by lab"));
+}
+
+/// A kernel has the image that it names from the check of its specification on, whatever becomes of the image.
+#[test]
+fn named_image_stays_from_creation() {
+    use ryokan::sys::fault;
+
+    let (mut host, first) = Machines::with_own_images(User::Own);
+    let folder = host.data().join("images").join(&first);
+    host.copy_image(&folder, &"f".repeat(40), User::Own);
+    let (given, file, hold) = (host.given(User::Own), host.path("old.ryokan"), host.path("hold"));
+    let (given, file) = (given.to_str().expect("text").to_owned(), file.to_str().expect("text").to_owned());
+    let new = ["new", "old", "--isolation", "microvm", "--engine", "python", "--image"];
+    host.ok(&[&new[..], &[first.as_str(), "--from-dir", given.as_str()]].concat());
+    host.ok(&["export", "old", &file]);
+    host.ok(&["rm", "old", "--yes"]);
+    host.kill();
+    fs::write(&hold, "").expect("written");
+    host.env(fault::HOLD, hold.to_str().expect("text"));
+    host.env(fault::VARIABLE, "workspace.checkout.file=hold");
+    host.launch();
+    let mut import = host.command("ryokan");
+    let import = import.args(["--no-autostart", "import", &file]).stdout(std::process::Stdio::null()).spawn();
+    until("the creation", || hold.with_extension("reached").exists());
+    let why = host.refused(&["images", "rm", &first, "--yes"]);
+    fs::remove_file(&hold).expect("removed");
+    assert!(import.expect("it runs").wait().expect("it ends").success(), "{}", host.log());
+    assert!(why.contains("is used by old"), "{why}");
+    // As well if it cannot be used any more.
+    let description = fs::read_to_string(folder.join("image.json")).expect("read");
+    let mut about: Value = serde_json::from_str(&description).expect("JSON");
+    about["build"] = "another".into();
+    fs::write(folder.join("image.json"), about.to_string()).expect("written");
+    assert_eq!(host.kernels_of(&first), ["old"]);
+    assert!(host.refused(&["images", "rm", &first, "--yes"]).contains("is used by old"));
 }
 
 /// Names the present size and digest of an image's file in its description.

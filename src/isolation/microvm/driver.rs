@@ -157,12 +157,17 @@ impl IsolationDriver for MicrovmDriver {
     fn image_version(&self, spec: &KernelSpec, dir: &Path) -> String {
         match self.machines.find(dir) {
             Some(machine) => machine.image.clone(),
-            None => match Saved::read(dir) {
-                Ok(Some(saved)) => saved.kind.image,
-                Ok(None) | Err(_) => installed::image(dir).unwrap_or_else(|| {
-                    self.images.find(&spec.image).map_or_else(|_| String::new(), |image| image.version)
-                }),
-            },
+            // An image that cannot be used now is named nevertheless, by its whole version.
+            None => self.kept_image(dir).unwrap_or_else(|| {
+                self.images.find(&spec.image).map_or_else(|_| spec.image.clone(), |image| image.version)
+            }),
+        }
+    }
+
+    fn kept_image(&self, dir: &Path) -> Option<String> {
+        match Saved::read(dir) {
+            Ok(Some(saved)) => Some(saved.kind.image),
+            Ok(None) | Err(_) => installed::image(dir),
         }
     }
 

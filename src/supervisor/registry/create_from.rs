@@ -11,6 +11,7 @@ use std::cell::RefCell;
 use std::path::Path;
 use std::rc::Rc;
 
+use super::images::HeldImage;
 use super::journal_io;
 use super::supervisor::ReservedName;
 use crate::bundle::{Journal, Packed};
@@ -105,6 +106,7 @@ pub(crate) struct ValidatedSpec {
     spec: KernelSpec,
     mounts: Vec<GivenMount>,
     mcp: Vec<(String, McpTransport)>,
+    image: HeldImage,
 }
 
 impl Supervisor {
@@ -124,6 +126,7 @@ impl Supervisor {
         spec.ephemeral = false;
         self.workers.check_spec(&spec, actor.uid)?;
         self.workers.name_image(&mut spec, actor.uid)?;
+        let image = self.hold_image(&spec);
         for allowed in &mut spec.paths {
             allowed.real = Some(host.revalidate_source(actor.uid, &allowed.path, allowed.real.as_deref())?);
         }
@@ -139,7 +142,7 @@ impl Supervisor {
                 Ok(_) | Err(_) => {}
             }
         }
-        Ok(ValidatedSpec { spec, mounts, mcp })
+        Ok(ValidatedSpec { spec, mounts, mcp, image })
     }
 
     /// Creates a kernel from a checkpoint.
@@ -283,7 +286,7 @@ impl Supervisor {
         actor: &Actor,
     ) -> Result<Rc<Kernel>> {
         let (host, now) = (self.host(), self.host().now_ms());
-        let ValidatedSpec { spec, mounts, mcp } = validated;
+        let ValidatedSpec { spec, mounts, mcp, image: _until_it_is_open } = validated;
         let records = Records::new(id, Epoch(1), &host.catalog, &host.store);
         let InitialState { origin, work, decisions, checkpoints, entry, blobs, thread_of, machine } = own;
         let generation = origin.generation;

@@ -3,14 +3,41 @@
 use std::rc::Rc;
 
 use super::Supervisor;
+use super::kernels::Registry;
 use crate::core::error::{Error, ErrorCode, Result};
+use crate::core::handover::Side;
+use crate::core::ids::{Epoch, KernelId};
 use crate::core::info::ImageInfo;
 use crate::core::kernel::State;
 use crate::core::limits;
-use crate::core::spec::Isolation;
+use crate::core::spec::{Isolation, KernelSpec};
 use crate::isolation::{Images, Shape};
 use crate::supervisor::checkpoint::manifest_of;
 use crate::supervisor::kernel::Kernel;
+use crate::supervisor::kernel::journal::Records;
+
+/// The image of a kernel in creation: the registry has it until the registry has the kernel.
+pub(crate) struct HeldImage {
+    registry: Rc<Registry>,
+    /// The kernel's name, and the image's version.
+    held: Option<(String, String)>,
+}
+
+impl Drop for HeldImage {
+    fn drop(&mut self) {
+        let mut all = self.registry.images_held.borrow_mut();
+        if let Some(at) = self.held.as_ref().and_then(|held| all.iter().position(|other| other == held)) {
+            all.swap_remove(at);
+        }
+    }
+}
+
+/// The part of the record of a received kernel that names its image.
+#[derive(serde::Deserialize)]
+struct Received {
+    files: KernelId,
+    spec: KernelSpec,
+}
 
 impl Supervisor {
     /// The images of this host, with the names of the kernels that use them.
@@ -121,7 +148,8 @@ impl Supervisor {
         let images = self.host_images()?;
         let version = images.resolve(version)?;
         self.check_unused(&version)?;
-        let checkpoints = self.memory_checkpoints(&version).await?;
+        let mut checkpoints = self.memory_checkpoints(&version).await?;
+        checkpoints.extend(self.check_received(&version).await?);
         if !checkpoints.is_empty() {
             let named: Vec<&str> = checkpoints.iter().take(limits::NAMED_USERS).map(String::as_str).collect();
             let more = if named.len() < checkpoints.len() { ", ..." } else { "" };
@@ -139,13 +167,7 @@ impl Supervisor {
 
     /// Refuses to remove an image that kernels use.
     fn check_unused(&self, version: &str) -> Result<()> {
-        let kernels = names_of(&self.image_users()?, version);
-        if kernels.is_empty() {
-            return Ok(());
-        }
-        Err(Error::conflict(format!("image {version} is used by {}", kernels.join(", ")))
-            .reason("in_use")
-            .hint("remove these kernels, or stop those that name no image"))
+        refuse_used(version, &names_of(&self.image_users()?, version))
     }
 
     /// The checkpoints that hold memory of an image's machines, as `KERNEL@CHECKPOINT`. Their memory continues with
@@ -153,25 +175,59 @@ impl Supervisor {
     async fn memory_checkpoints(&self, version: &str) -> Result<Vec<String>> {
         let mut found = Vec::new();
         for kernel in self.kernels() {
-            let all = match kernel.records.all_checkpoints().await {
-                Ok(all) => all,
-                // None of its checkpoints can be restored.
-                Err(error) if error.code == ErrorCode::Corrupt => continue,
-                Err(error) => return Err(error),
-            };
-            for checkpoint in all.into_iter().filter(|checkpoint| checkpoint.machine_bytes > 0) {
-                match manifest_of(&self.host, &checkpoint).await {
-                    Ok(manifest) if manifest.base_image_version == version => {
-                        found.push(format!("{}@{}", kernel.event_name(), checkpoint.short_id()));
-                    }
-                    Ok(_) => {}
-                    Err(error) if matches!(error.code, ErrorCode::Corrupt | ErrorCode::NotFound) => {}
-                    Err(error) => return Err(error),
-                }
-            }
+            found.extend(self.memory_checkpoints_of(&kernel.records, &kernel.event_name(), version).await?);
         }
         found.sort();
         Ok(found)
+    }
+
+    async fn memory_checkpoints_of(&self, records: &Records, name: &str, version: &str) -> Result<Vec<String>> {
+        let mut found = Vec::new();
+        let all = match records.all_checkpoints().await {
+            // None of its checkpoints can be restored.
+            Err(error) if error.code == ErrorCode::Corrupt => return Ok(found),
+            all => all?,
+        };
+        for checkpoint in all.into_iter().filter(|checkpoint| checkpoint.machine_bytes > 0) {
+            match manifest_of(&self.host, &checkpoint).await {
+                Ok(manifest) if manifest.base_image_version == version => {
+                    found.push(format!("{name}@{}", checkpoint.short_id()));
+                }
+                Ok(_) => {}
+                Err(error) if matches!(error.code, ErrorCode::Corrupt | ErrorCode::NotFound) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(found)
+    }
+
+    /// Refuses to remove an image that received kernels need once they are activated. Returns the checkpoints of these
+    /// that hold memory of the image's machines.
+    async fn check_received(&self, version: &str) -> Result<Vec<String>> {
+        let driver = self.host.drivers.of(Isolation::Microvm)?;
+        let (mut users, mut checkpoints) = (Vec::new(), Vec::new());
+        for row in self.host.catalog.handovers().await?.into_iter().filter(|row| row.side == Side::In && !row.live) {
+            let received: Received = serde_json::from_str(&row.record)
+                .map_err(|error| Error::corrupt(format!("the record of handover {}: {error}", row.id)))?;
+            let name = self.host.event_name(row.uid, &received.spec.name);
+            let dir = self.host.catalog.kernel_files(received.files).dir;
+            let needed = driver.kept_image(&dir).unwrap_or_else(|| received.spec.image.clone());
+            if received.spec.isolation == Isolation::Microvm && needed == version {
+                users.push((format!("{name} (arriving)"), needed));
+            }
+            let records = Records::new(received.files, Epoch(0), &self.host.catalog, &self.host.store);
+            checkpoints.extend(self.memory_checkpoints_of(&records, &name, version).await?);
+        }
+        refuse_used(version, &names_of(&users, version))?;
+        Ok(checkpoints)
+    }
+
+    /// Keeps the image of a kernel in creation from removal until the kernel is in the registry.
+    pub(crate) fn hold_image(&self, spec: &KernelSpec) -> HeldImage {
+        let registry = Rc::clone(self.registry());
+        let held = (!spec.image.is_empty()).then(|| (spec.name.to_string(), spec.image.clone()));
+        registry.images_held.borrow_mut().extend(held.clone());
+        HeldImage { registry, held }
     }
 
     fn host_images(&self) -> Result<Rc<dyn Images>> {
@@ -179,7 +235,7 @@ impl Supervisor {
         images.ok_or_else(|| Error::unsupported("this build has no images").reason("image"))
     }
 
-    /// The names of kernels in virtual machines, with their image's version.
+    /// The names of kernels in virtual machines, in creation as well, with their image's version.
     fn image_users(&self) -> Result<Vec<(String, String)>> {
         let driver = self.host.drivers.of(Isolation::Microvm)?;
         let kernels = self.kernels().into_iter().filter(|kernel| {
@@ -189,8 +245,17 @@ impl Supervisor {
             let dir = self.host.home(kernel.id, None).dir;
             (kernel.event_name(), driver.image_version(&kernel.spec(), &dir))
         };
-        Ok(kernels.map(user).collect())
+        Ok(kernels.map(user).chain(self.registry().images_held.borrow().iter().cloned()).collect())
     }
+}
+
+fn refuse_used(version: &str, kernels: &[String]) -> Result<()> {
+    if kernels.is_empty() {
+        return Ok(());
+    }
+    Err(Error::conflict(format!("image {version} is used by {}", kernels.join(", ")))
+        .reason("in_use")
+        .hint("remove these kernels, or stop those that name no image"))
 }
 
 fn names_of(users: &[(String, String)], version: &str) -> Vec<String> {

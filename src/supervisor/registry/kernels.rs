@@ -31,6 +31,8 @@ pub struct Registry {
     pub(crate) published: RefCell<HashSet<(u32, String)>>,
     /// Names of kernels that are being created.
     pub(super) creating: RefCell<BTreeMap<(u32, KernelName), ()>>,
+    /// Kernels that are being created, with the versions of the images that they name.
+    pub(super) images_held: RefCell<Vec<(String, String)>>,
     pub(super) sockets: RefCell<Option<SocketPublisher>>,
     pub(super) keys: Keys,
     /// Permits for concurrent exports and imports.
@@ -47,6 +49,7 @@ impl Registry {
             by_name: RefCell::default(),
             published: RefCell::default(),
             creating: RefCell::default(),
+            images_held: RefCell::default(),
             sockets: RefCell::new(None),
             keys: Keys::default(),
             bundles: Arc::new(Semaphore::new(limits::BUNDLES_CONCURRENT)),

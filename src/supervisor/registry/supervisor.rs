@@ -132,11 +132,12 @@ impl Supervisor {
             key_lock = Some(waited);
         }
         let spec = self.checked(spec, actor)?;
+        let image = self.hold_image(&spec);
         let reserved = self.reserve(actor.uid, spec.name.clone())?;
         // A separate task, so that a client's disconnect leaves nothing half done.
         let (this, from_dir, actor) = (self.clone(), from_dir.map(Path::to_owned), actor.clone());
         let making = tokio::task::spawn_local(async move {
-            let _reserved = reserved;
+            let _held = (reserved, image);
             let (begun, engine) = (Instant::now(), spec.engine);
             let key = key_lock.as_ref().map(KeyLock::parts);
             let made = this.make(spec, from_dir.as_deref(), key, &actor).await;
