@@ -207,6 +207,11 @@ impl SmallDisk {
         std::os::unix::fs::symlink(images(), host.data().join("images")).expect("a link");
         SmallDisk(host.data())
     }
+
+    fn enlarge(&self) {
+        let options = Some("size=4g,mode=700");
+        mount(Some("tmpfs"), &self.0, None::<&str>, MsFlags::MS_REMOUNT, options).expect("root may");
+    }
 }
 
 impl Drop for SmallDisk {
@@ -222,7 +227,7 @@ fn full_disk_leaves_nothing_half() {
         return;
     }
     let mut host = Machines::prepare(User::Own, "[defaults]\nengine = \"python\"\n");
-    let _disk = SmallDisk::of(&host);
+    let disk = SmallDisk::of(&host);
     host.launch();
     // A machine's memory is larger than the disk.
     let output = host.cli(&["images", "rotate", &image()]);
@@ -241,4 +246,23 @@ fn full_disk_leaves_nothing_half() {
     assert!(half.is_empty(), "{half:?}");
     assert_eq!(host.run("lab", "print(next(g), saved, open('f').read())"), "1 42 kept", "{}", host.log());
     assert_eq!(host.machines(), machine, "it went on\n{}", host.log());
+    // A guest that writes more than the host has room for stands still, and continues with what it has.
+    let code =
+        "import os; f = open('big', 'wb'); [f.write(os.urandom(1 << 20)) for _ in range(96)]; f.flush(); os.fsync(f)";
+    let running = host.begin("lab", code);
+    // There is no room for its event yet.
+    until("the full disk", || host.log().contains("stands still until there is room"));
+    let status = ask(machine[0], r#"{"execute": "query-status"}"#);
+    assert!(status.as_ref().is_some_and(|status| status.contains("io-error")), "{status:?}");
+    // For longer than a silent guest may take.
+    std::thread::sleep(ryokan::core::limits::VM_SILENCE + Duration::from_secs(20));
+    let refused = host.cli(&["cp", "lab:f", "-"]);
+    assert!(!refused.status.success() && said(&refused).contains("disk is full"), "{refused:?}");
+    disk.enlarge();
+    let output = running.wait_with_output().expect("it ends");
+    assert!(output.status.success(), "{output:?}\n{}", host.log());
+    until("its event", || host.ok(&["events", "--json"]).contains("\"disk_full\""));
+    assert_eq!(host.run("lab", "print(next(g), os.path.getsize('big') >> 20)"), "2 96", "{}", host.log());
+    assert_eq!(host.machines(), machine, "{}", host.log());
+    assert!(!host.has_crashed("lab", ""), "{}", host.log());
 }

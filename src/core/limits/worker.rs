@@ -145,6 +145,10 @@ pub const VM_SETTLE: Duration = Duration::from_secs(300);
 pub const VM_HEARTBEAT: Duration = Duration::from_secs(15);
 /// A guest without an answer for this long is ended.
 pub const VM_SILENCE: Duration = Duration::from_secs(60);
+/// Pause between two attempts to continue a virtual machine that stands still because the host's disk is full.
+pub const VM_ROOM_RETRY: Duration = Duration::from_secs(2);
+/// Room on the host's disk from which such a machine continues, bytes.
+pub const VM_ROOM_BYTES: u64 = 16 << 20;
 /// Memory of a virtual machine beside that of its kernel, bytes: for the guest's own kernel and init.
 pub const VM_EXTRA_MEMORY_BYTES: u64 = 160 << 20;
 /// Room on a virtual machine's disk beside the workspace, bytes: for the engine's state and the file system.

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use futures::AsyncWriteExt as _;
 use futures::io::AsyncReadExt as _;
 
+use super::halt::Halt;
 use super::held_write::{HeldWrite, Stop};
 use super::sockets::Address;
 use crate::core::error::{Error, Result};
@@ -33,11 +34,13 @@ pub(super) struct Client {
     is_over: bool,
     /// What the guest understands, once it has reported it.
     level: Option<u32>,
+    /// Whether the guest answers nothing until its host has room.
+    halt: Halt,
 }
 
 impl Client {
     pub(super) fn new(address: Address) -> Client {
-        Client { address, stream: None, until: None, is_over: false, level: None }
+        Client { address, stream: None, until: None, is_over: false, level: None, halt: Halt::default() }
     }
 
     /// Connects from now on to another machine, which starts in place of one that failed.
@@ -107,9 +110,15 @@ impl Client {
     /// Moves the connection, and ends this one.
     pub(super) fn take(&mut self) -> Client {
         let (address, stream) = (self.address.clone(), self.stream.take());
-        let taken = Client { address, stream, until: None, is_over: self.is_over, level: self.level };
+        let (is_over, level, halt) = (self.is_over, self.level, self.halt.clone());
+        let taken = Client { address, stream, until: None, is_over, level, halt };
         self.is_over = true;
         taken
+    }
+
+    /// Whether the machine is halted.
+    pub(super) fn halt(&self) -> Halt {
+        self.halt.clone()
     }
 
     /// What the guest understands; `None` before it has reported it.
@@ -131,8 +140,10 @@ impl Client {
     /// As [`Self::call`]; the guest's own errors are replies.
     ///
     /// # Errors
-    /// `deadline` and `unavailable` for a guest that does not answer.
+    /// `busy` with the reason `disk_full` for a halted machine; `deadline` and `unavailable` for a guest that does not
+    /// answer.
     pub(super) fn ask(&mut self, request: &Request, body: &[u8], within: Duration) -> Result<(Reply, Vec<u8>)> {
+        self.halt.check()?;
         if self.stream.is_none() {
             self.open(limits::VM_CALL)?;
         }

@@ -115,7 +115,7 @@ impl MicrovmDriver {
     fn shared(&self, worker: WorkerId) -> Shared {
         let cgroup = self.cgroups.as_ref().map(|cgroups| cgroups.of(worker));
         let (machines, copies) = (self.machines.clone(), self.settings.templates.clone());
-        Shared { host: self.settings.host, machines, copies, cgroup }
+        Shared { host: self.settings.host, machines, copies, cgroup, notes: Rc::clone(&self.notes) }
     }
 
     /// Removes what an ended machine left outside of its kernel's folder.

@@ -13,16 +13,19 @@ use tokio::time::Instant;
 
 use super::base::BaseTemplate;
 use super::copy::SavedMachine;
+use super::halt;
 use super::held_write::Stop;
 use super::installed;
 use super::machine::{Folder, Machine, Machines, Phase};
 use super::monitor::Monitor;
+use super::notes::Notes;
 use super::saved;
 use super::seed::{self, Renewal};
 use super::sockets::Sockets;
 use super::template::Kind;
 use crate::core::durability::Durability;
-use crate::core::error::{Error, Result};
+use crate::core::engine::EngineName;
+use crate::core::error::{DISK_FULL, Error, Result};
 use crate::core::ids::{HostId, WorkerId};
 use crate::core::limits;
 use crate::core::snapshot;
@@ -91,6 +94,7 @@ pub(super) struct Shared {
     pub copies: PathBuf,
     /// The machine's cgroup.
     pub cgroup: Option<PathBuf>,
+    pub notes: Rc<Notes>,
 }
 
 /// What a warm machine's binding needs.
@@ -128,7 +132,7 @@ impl MachineHandle {
         process: WorkerProcess,
         about: Record,
         machine: Arc<Machine>,
-        Shared { host, machines, copies, cgroup }: Shared,
+        Shared { host, machines, copies, cgroup, notes }: Shared,
         warm: Option<Warm>,
     ) -> Result<MachineHandle> {
         let (pid, written) = (process.pid, about.write()?);
@@ -144,7 +148,7 @@ impl MachineHandle {
             was_silent: Cell::new(false),
             has_ended: watch::Sender::new(false),
         });
-        tokio::task::spawn_local(watch_over(id, Rc::clone(&watched), machines.clone(), about.sockets.clone()));
+        tokio::task::spawn_local(watch_over(id, Rc::clone(&watched), machines.clone(), about.clone(), notes));
         Ok(MachineHandle { id, host, pid, about, written, warm, machines, copies, cgroup, watched })
     }
 
@@ -209,10 +213,11 @@ impl MachineHandle {
 }
 
 /// Watches a machine until it has ended.
-async fn watch_over(id: WorkerId, watched: Rc<Watched>, machines: Machines, sockets: Sockets) {
+async fn watch_over(id: WorkerId, watched: Rc<Watched>, machines: Machines, about: Record, notes: Rc<Notes>) {
+    let (sockets, engine) = (about.sockets, about.kind.map(|kind| kind.engine));
     let why = tokio::select! {
         ended = watched.process.ended() => ended.err().map(|error| error.to_string()),
-        over = kernels_worker_is_over(&watched, &sockets) => match over {
+        over = kernels_worker_is_over(&watched, &sockets, &notes, engine) => match over {
             Ok(()) => settle(&watched, &watched.machine()).await.err().map(|error| error.message),
             Err(why) => {
                 watched.was_silent.set(true);
@@ -241,17 +246,50 @@ async fn watch_over(id: WorkerId, watched: Rc<Watched>, machines: Machines, sock
     watched.has_ended.send_replace(true);
 }
 
-async fn kernels_worker_is_over(watched: &Watched, sockets: &Sockets) -> std::result::Result<(), String> {
+async fn kernels_worker_is_over(
+    watched: &Watched,
+    sockets: &Sockets,
+    notes: &Notes,
+    engine: Option<EngineName>,
+) -> std::result::Result<(), String> {
     // The sender is borrowed, so it does not close.
     let _ = watched.is_bound.subscribe().wait_for(|is_bound| *is_bound).await;
     let mut is_parked = watched.is_parked.subscribe();
     loop {
         let _ = is_parked.wait_for(|is_parked| !*is_parked).await;
-        tokio::select! {
-            over = worker_is_over(sockets) => return over,
-            _ = is_parked.wait_for(|is_parked| *is_parked) => {}
+        let found = tokio::select! {
+            found = worker_is_over(sockets) => found,
+            _ = is_parked.wait_for(|is_parked| *is_parked) => continue,
+        };
+        match found {
+            Found::Ended => return Ok(()),
+            Found::Silent => return Err(String::from("its guest does not answer")),
+            Found::Halted => keep_halted(watched, sockets, notes, engine).await?,
         }
     }
+}
+
+/// Keeps a machine for which the host's disk has no room, until it runs again.
+async fn keep_halted(
+    watched: &Watched,
+    sockets: &Sockets,
+    notes: &Notes,
+    engine: Option<EngineName>,
+) -> std::result::Result<(), String> {
+    let machine = watched.machine();
+    let dir = machine.folder.dir.clone();
+    machine.halt.set(true);
+    let folder = dir.file_name().unwrap_or_default().to_string_lossy();
+    notes.add(engine, DISK_FULL, format!("the virtual machine of kernel {folder} stands still until there is room"));
+    let runs = halt::await_room(&dir, sockets).await;
+    machine.halt.set(false);
+    runs.map_err(|error| error.message)?;
+    let set = blocking(move || seed::seed(&mut machine.client(), "", Renewal::Keep).map(drop)).await;
+    if let Err(error) = set {
+        // It may be halted again.
+        tracing::warn!(%error, "the clock of a virtual machine that stood still is not set");
+    }
+    Ok(())
 }
 
 /// Brings files and state out of a machine whose worker has ended.
@@ -270,8 +308,18 @@ async fn settle(watched: &Watched, machine: &Arc<Machine>) -> Result<()> {
     done.map_err(|error| Error::internal(error.to_string()))?
 }
 
-/// Waits until the guest reports its worker's end; an error says that the guest does not answer.
-async fn worker_is_over(sockets: &Sockets) -> std::result::Result<(), String> {
+/// What a watch of a guest finds.
+enum Found {
+    /// Its worker has ended.
+    Ended,
+    /// It does not answer.
+    Silent,
+    /// It does not answer because the host's disk has no room for a write.
+    Halted,
+}
+
+/// Waits until the guest reports its worker's end, or does not answer.
+async fn worker_is_over(sockets: &Sockets) -> Found {
     let mut answered = Instant::now();
     loop {
         if let Ok(mut stream) = sockets.events().connect().await {
@@ -285,26 +333,27 @@ async fn worker_is_over(sockets: &Sockets) -> std::result::Result<(), String> {
                     Ok(Ok(count)) => {
                         answered = Instant::now();
                         if bytes[..count].contains(&EVENT_ENDED) {
-                            return Ok(());
+                            return Found::Ended;
                         }
                         // The end is reported without being asked for.
                         match tokio::time::timeout(limits::VM_HEARTBEAT, stream.read(&mut bytes)).await {
                             Ok(Ok(0) | Err(_)) => break,
-                            Ok(Ok(count)) if bytes[..count].contains(&EVENT_ENDED) => return Ok(()),
+                            Ok(Ok(count)) if bytes[..count].contains(&EVENT_ENDED) => return Found::Ended,
                             // A guest that says more than it is asked for is read slowly.
                             Ok(Ok(_)) => tokio::time::sleep(UNASKED).await,
                             Err(_) => {}
                         }
                     }
+                    Err(_) if halt::is_halted(sockets).await => return Found::Halted,
                     Err(_) => {}
                 }
                 if answered.elapsed() > limits::VM_SILENCE {
-                    return Err(String::from("its guest does not answer"));
+                    return Found::Silent;
                 }
             }
         }
         if answered.elapsed() > limits::VM_SILENCE {
-            return Err(String::from("its guest does not answer"));
+            return Found::Silent;
         }
         tokio::time::sleep(UNASKED).await;
     }
@@ -398,6 +447,12 @@ impl WorkerHandle for MachineHandle {
             saved::remove(&machine.folder.dir)?;
             monitor.go_on().await?;
             machine.set_phase(Phase::Open);
+            self.set_clock().await?;
+        } else if monitor.is_halted().await? {
+            // A former daemon ended while the host's disk was full.
+            let dir = self.watched.machine().folder.dir.clone();
+            let runs = tokio::time::timeout(limits::VM_CALL, halt::await_room(&dir, &self.about.sockets)).await;
+            runs.map_err(|_| halt::full())??;
             self.set_clock().await?;
         }
         self.watched.is_parked.send_replace(false);

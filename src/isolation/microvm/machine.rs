@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::changes::Numbers;
 use super::client::{Client, from_io, unexpected};
+use super::halt::Halt;
 use super::handle::Record;
 use super::saved;
 use super::seed::{self, Renewal};
@@ -79,6 +80,8 @@ pub(super) struct Machine {
     pub image: String,
     most_bytes: u64,
     client: Mutex<Client>,
+    /// The client's, for those who do not wait for it.
+    pub(super) halt: Halt,
     known: Mutex<Known>,
     /// Held while a client's request uses the files: one thread for all of them.
     pub access_lock: Arc<tokio::sync::Mutex<()>>,
@@ -98,9 +101,10 @@ impl Machine {
     }
 
     fn with(client: Client, folder: Folder, image: String, most_bytes: u64) -> Machine {
+        let halt = client.halt();
         let (client, known, access_lock) = (Mutex::new(client), Mutex::default(), Arc::default());
         let (phase, uploads, watches) = (Mutex::new(Phase::Open), Numbers::default(), Numbers::default());
-        Machine { folder, image, most_bytes, client, known, access_lock, phase, uploads, watches }
+        Machine { folder, image, most_bytes, client, halt, known, access_lock, phase, uploads, watches }
     }
 
     /// The same machine as that of the kernel with this folder. It takes the connection with it. Blocks.

@@ -22,6 +22,7 @@ mod document;
 mod driver;
 mod files;
 mod firecracker;
+mod halt;
 mod handle;
 mod held_write;
 mod image;

@@ -216,6 +216,18 @@ impl Monitor {
         }
     }
 
+    /// Whether the machine was stopped at a write for which the host's disk has no room.
+    ///
+    /// # Errors
+    /// Those of the monitor.
+    pub(super) async fn is_halted(&mut self) -> Result<bool> {
+        match self {
+            Monitor::Qemu(qmp) => qmp.is_halted().await,
+            // It reports the failed write to its guest.
+            Monitor::Firecracker(_) => Ok(false),
+        }
+    }
+
     /// Stops the machine and saves it into the template's files.
     ///
     /// # Errors

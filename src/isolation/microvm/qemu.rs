@@ -77,6 +77,10 @@ fn disk_drive(durability: Durability) -> String {
     )
 }
 
+/// The private disk's device. A write for which the host has no room stops the machine, and is repeated when it continues
+/// (`halt.rs`); other errors are the guest's.
+const DISK_DEVICE: &str = "virtio-blk-pci,drive=d1,werror=enospc,rerror=report";
+
 /// Finds a program as a shell would, and where administrators' programs are.
 pub(super) fn find_program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -176,7 +180,7 @@ pub(super) fn command(new: NewMachine<'_>) -> Result<Command> {
         .args(["-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"])
         .args(["-add-fd", &format!("fd={root},set=1"), "-add-fd", &format!("fd={disk},set=2")])
         .args(["-blockdev", ROOT_DRIVE, "-blockdev", &disk_drive(durability)])
-        .args(["-device", "virtio-blk-pci,drive=d0", "-device", "virtio-blk-pci,drive=d1"])
+        .args(["-device", "virtio-blk-pci,drive=d0", "-device", DISK_DEVICE])
         .args(["-device", "virtio-serial-pci"]);
     let mut listen = |path: &Path| {
         let _ = std::fs::remove_file(path);

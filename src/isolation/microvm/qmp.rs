@@ -217,6 +217,14 @@ impl Qmp {
         Ok(matches!(self.status().await?.as_str(), "paused" | "postmigrate" | "finish-migrate"))
     }
 
+    /// Whether the machine was stopped at a write for which the host's disk has no room.
+    ///
+    /// # Errors
+    /// As [`Self::run`].
+    pub(super) async fn is_halted(&mut self) -> Result<bool> {
+        Ok(self.status().await? == "io-error")
+    }
+
     async fn status(&mut self) -> Result<String> {
         let status = self.run("query-status", Value::Null).await?;
         Ok(bounded(status["status"].as_str().unwrap_or("of no state")))
