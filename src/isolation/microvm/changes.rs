@@ -8,15 +8,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::client::{Client, unexpected};
+use super::guest_error;
 use super::machine::{Machine, Phase, lock};
 use super::seed::{self, Renewal};
 use crate::core::error::{DISK_FULL, Error, ErrorCode, Result};
 use crate::core::files::{FILE_MODE_BITS, FileChange, FileError, FileInfo, FileKind, FilePath, Placement};
 use crate::core::limits;
 use crate::link::machine::{BODY_BYTES, FILES_LEVEL, FileRequest, Reply, Request};
-
-/// Characters of a guest's own words in an error.
-const WORDS: usize = 200;
 
 /// The numbers of files that are being written, or of watches.
 #[derive(Default)]
@@ -185,10 +183,10 @@ pub(super) fn of_guest(error: &Error, paths: &[&str]) -> Error {
             .reason(DISK_FULL)
             .hint("remove files of the kernel, then try again");
     }
-    let words: String = error.message.chars().filter(|c| !c.is_control()).take(WORDS).collect();
+    let error = guest_error::of_guest(error);
     match error.code {
-        code @ (ErrorCode::Busy | ErrorCode::InvalidArgument) => Error::new(code, words).hint("try again"),
-        _ => Error::internal(format!("{path}: in the guest: {words}")),
+        ErrorCode::Busy | ErrorCode::InvalidArgument => error.hint("try again"),
+        _ => Error::internal(format!("{path}: in the guest: {}", error.message)),
     }
 }
 
@@ -206,7 +204,7 @@ pub(super) mod tests {
     use crate::core::files::FileAttributes;
     use crate::link::machine::{self, HELLO_BYTES, LEVEL};
 
-    /// Serves a machine's control port: seeds, then gives these answers. Returns the requests.
+    /// Serves a machine's control port: seeds unless it is renewed, else gives these answers. Returns the requests.
     fn guest(dir: &Path, level: u32, answers: Vec<Reply>) -> io::Result<JoinHandle<io::Result<Vec<Request>>>> {
         guest_with(dir, level, answers.into_iter().map(|reply| (reply, Vec::new())).collect())
     }
@@ -227,7 +225,7 @@ pub(super) mod tests {
             while let Ok((request, _)) = machine::read::<Request>(&mut stream) {
                 let boot_id = String::from("0b3f8d4e-5c1e-4d9a-9f4e-2f8b7c6d5e4a");
                 let answer = match &request {
-                    Request::Seed { now_ns, .. } => {
+                    Request::Seed { now_ns, renew: false, .. } => {
                         Some((Reply::Seeded { boot_id, now_ns: *now_ns, level }, Vec::new()))
                     }
                     _ => answers.next(),
@@ -293,6 +291,33 @@ pub(super) mod tests {
         let place = Placement { path: path("d/f"), attributes: FileAttributes::default(), parents: true };
         let info = machine.place(upload, &place).expect("placed");
         assert_eq!((info.name.as_slice(), info.mode, info.bytes, info.kind), (&b"f"[..], 0o1777, 0, FileKind::File));
+        machine.client().end();
+        guest.join().expect("it ends").map(drop)
+    }
+
+    #[test]
+    fn hostile_errors_are_not_acted_on() -> io::Result<()> {
+        use crate::isolation::microvm::document::started;
+        use crate::link::bootstrap::ReportLine;
+
+        let folder = tempfile::tempdir()?;
+        std::fs::create_dir(folder.path().join("workspace"))?;
+        let machine = machine(folder.path());
+        let hostile =
+            |code| Error::new(code, format!("\u{1b}{}", "x".repeat(1 << 20))).reason(DISK_FULL).hint("run this");
+        let failed = |code| Reply::Failed(hostile(code));
+        let answers = vec![failed(ErrorCode::Busy), failed(ErrorCode::Departed), failed(ErrorCode::Unsupported)];
+        let guest = guest(folder.path(), LEVEL, answers)?;
+        let seed = seed::seed(&mut machine.client(), "", Renewal::Renew).map(drop);
+        let start = started(Reply::Started(ReportLine::Failed(hostile(ErrorCode::Unsupported))));
+        let internal = ErrorCode::Internal;
+        for (done, code) in
+            [(seed, ErrorCode::Busy), (machine.pull(), internal), (machine.push(), internal), (start, internal)]
+        {
+            let error = done.expect_err("it failed");
+            assert_eq!((error.code, &*error.reason, &*error.hint), (code, "", ""), "{error:?}");
+            assert!(error.message.len() < 300 && !error.message.contains('\u{1b}'), "{error:?}");
+        }
         machine.client().end();
         guest.join().expect("it ends").map(drop)
     }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use futures::AsyncWriteExt as _;
 use futures::io::AsyncReadExt as _;
 
+use super::guest_error::of_guest;
 use super::halt::Halt;
 use super::held_write::{HeldWrite, Stop};
 use super::sockets::Address;
@@ -129,15 +130,15 @@ impl Client {
     /// Sends a request and waits for its reply. Connects first if needed.
     ///
     /// # Errors
-    /// The guest's; `deadline` and `unavailable` for a guest that does not answer.
+    /// The guest's, as far as a guest is trusted; `deadline` and `unavailable` for a guest that does not answer.
     pub(super) fn call(&mut self, request: &Request, body: &[u8], within: Duration) -> Result<(Reply, Vec<u8>)> {
         match self.ask(request, body, within)? {
-            (Reply::Failed(error), _) => Err(error),
+            (Reply::Failed(error), _) => Err(of_guest(&error)),
             answer => Ok(answer),
         }
     }
 
-    /// As [`Self::call`]; the guest's own errors are replies.
+    /// As [`Self::call`]; the guest's own errors are replies, with whatever it says.
     ///
     /// # Errors
     /// `busy` with the reason `disk_full` for a halted machine; `deadline` and `unavailable` for a guest that does not

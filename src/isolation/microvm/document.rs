@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::client::unexpected;
+use super::guest_error::of_guest;
 use super::image::Image;
 use super::template::Kind;
 use crate::core::engine::EngineName;
@@ -100,11 +101,11 @@ pub(super) fn trial() -> Result<Vec<u8>> {
 /// Whether the worker started.
 ///
 /// # Errors
-/// The worker's own, if it did not.
+/// The worker's own, as far as a guest is trusted, if it did not.
 pub(super) fn started(reply: Reply) -> Result<()> {
     match reply {
         Reply::Started(ReportLine::Ready {}) => Ok(()),
-        Reply::Started(ReportLine::Failed(error)) => Err(error),
+        Reply::Started(ReportLine::Failed(error)) => Err(of_guest(&error)),
         _ => Err(unexpected()),
     }
 }

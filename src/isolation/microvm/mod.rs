@@ -22,6 +22,7 @@ mod document;
 mod driver;
 mod files;
 mod firecracker;
+mod guest_error;
 mod halt;
 mod handle;
 mod held_write;
