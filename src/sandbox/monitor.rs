@@ -22,6 +22,7 @@ use super::cgroup;
 use super::confine::known_abi;
 use super::layer::{Layer, SandboxError};
 use super::seccomp;
+use crate::core::limits;
 use crate::sys::monitor::{MonitorLayers, TreePart};
 
 /// Programs, libraries and firmware.
@@ -77,9 +78,12 @@ pub fn monitor_layers(
         .map_err(|error| SandboxError::new(Layer::Landlock, format!("the host kernel has no Landlock: {error}")))?;
     let rules = rules(known_abi(number), number >= 6, files)
         .map_err(|error| SandboxError::new(Layer::Landlock, format!("cannot restrict a monitor: {error}")))?;
-    let limits = vec![
+    let resource_limits = vec![
         (Resource::RLIMIT_CORE, 0),
         (Resource::RLIMIT_NOFILE, OPEN_FILES),
+        // Counted in the monitor's own user namespace since Linux 5.14: only its threads are there. The user's other
+        // processes, further monitors among them, do not count, and a cgroup that is not delegated is not needed.
+        (Resource::RLIMIT_NPROC, u64::from(limits::VM_MONITOR_THREADS)),
         (Resource::RLIMIT_DATA, bounds.memory_bytes),
         (Resource::RLIMIT_FSIZE, bounds.file_bytes),
         (Resource::RLIMIT_MEMLOCK, 8 << 20),
@@ -92,7 +96,7 @@ pub fn monitor_layers(
     let filter = seccomp::monitor_program(listens).clone();
     let folder = files.sockets.map(|folder| folder.try_clone_to_owned()).transpose();
     let folder = folder.map_err(|error| SandboxError::new(Layer::PivotRoot, format!("a monitor's folder: {error}")))?;
-    Ok(MonitorLayers { tree: tree(files)?, folder, rules, filter, limits, cgroup })
+    Ok(MonitorLayers { tree: tree(files)?, folder, rules, filter, limits: resource_limits, cgroup })
 }
 
 /// Makes a monitor's cgroup and opens its list of processes. As for processes, what the host refuses is reported, and the
@@ -214,7 +218,12 @@ mod tests {
     /// `sockets`: the folder in which it listens.
     fn confined_in(program: &str, args: &[&str], files: Vec<OwnedFd>, sockets: Option<&Path>) -> (bool, String) {
         let mut command = Command::new(program);
-        command.args(args).env("LC_ALL", "C").current_dir("/");
+        command.args(args);
+        run(command, files, sockets)
+    }
+
+    fn run(mut command: Command, files: Vec<OwnedFd>, sockets: Option<&Path>) -> (bool, String) {
+        command.env("LC_ALL", "C").current_dir("/");
         let folder = sockets.map(|path| File::open(path).expect("opened"));
         let readable: Vec<BorrowedFd<'_>> = files.iter().take(1).map(|file| file.as_fd()).collect();
         let sockets = folder.as_ref().map(|folder| folder.as_fd());
@@ -296,6 +305,37 @@ mod tests {
         let after = path.metadata()?;
         assert_eq!((mode(&after), after.modified()?), (mode(&before), before.modified()?));
         Ok(())
+    }
+
+    #[test]
+    fn threads_are_bounded_for_each_monitor() {
+        let begins = |threads: u32| {
+            let text = format!(
+                "import threading, time; threading.stack_size(65536)\n\
+                 for _ in range({threads}): threading.Thread(target=time.sleep, args=(2,), daemon=True).start()"
+            );
+            let mut command = Command::new("/usr/bin/python3");
+            command.args(["-c", &text]);
+            if nix::unistd::geteuid().is_root() {
+                // The host kernel bounds root's own threads by nothing.
+                std::os::unix::process::CommandExt::uid(&mut command, 65534);
+            }
+            run(command, Vec::new(), None)
+        };
+        if !begins(0).0 {
+            eprintln!("not tested: there is no Python in /usr/bin");
+            return;
+        }
+        let (bounded, said) = begins(limits::VM_MONITOR_THREADS + 1);
+        assert!(!bounded && said.contains("can't start new thread"), "{said}");
+        // Two of one user have more threads than one may have.
+        let most = limits::VM_MONITOR_THREADS - 12;
+        std::thread::scope(|scope| {
+            for run in [scope.spawn(|| begins(most)), scope.spawn(|| begins(most))] {
+                let (done, said) = run.join().expect("it ran");
+                assert!(done, "{said}");
+            }
+        });
     }
 
     #[test]

@@ -145,6 +145,7 @@ fn is_confined(host: &Machines, user: User, pid: u32) {
     let limits = [
         ("Max core file size", 0),
         ("Max open files", 512),
+        ("Max processes", 512),
         ("Max data size", memory),
         ("Max file size", disk.max(guest_bytes(pid))),
         ("Max locked memory", 8 << 20),
@@ -155,6 +156,9 @@ fn is_confined(host: &Machines, user: User, pid: u32) {
     for (name, most) in limits {
         assert_eq!(resource_limits(pid, name), [most.to_string(), most.to_string()], "{user:?}: {name}");
     }
+    // The daemon's log is not the monitor's to write.
+    let errors = fs::read_link(format!("/proc/{pid}/fd/2")).expect("a descriptor");
+    assert!(errors.to_string_lossy().starts_with("pipe:"), "{user:?}: {errors:?}");
     for namespace in ["user", "mnt", "net", "ipc", "uts", "cgroup"] {
         let of = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/{namespace}")).expect("a namespace");
         assert_ne!(of(&pid.to_string()), of("self"), "{namespace}");

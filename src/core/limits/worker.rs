@@ -173,6 +173,8 @@ pub const VM_MONITOR_HEAD_BYTES: usize = 16 << 10;
 pub const VM_MONITOR_MEMORY_BYTES: u64 = 2 << 30;
 /// Threads of a virtual machine monitor.
 pub const VM_MONITOR_THREADS: u32 = 512;
+/// What a virtual machine monitor may write to its error output, bytes; the daemon logs it.
+pub const VM_MONITOR_WORDS_BYTES: u64 = 4 << 10;
 /// Templates of virtual machines that a host keeps.
 pub const VM_TEMPLATES: usize = 12;
 /// Time for the monitor of a stopped machine to continue it for its kernel; then another worker is started.

@@ -9,7 +9,10 @@
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::time::Duration;
+
+use tokio::io::{AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, BufReader};
 
 use super::base::BaseTemplate;
 use super::firecracker::{self, Machine};
@@ -117,17 +120,35 @@ pub(super) struct NewMachine<'a> {
 /// # Errors
 /// Those of opening, and of the start of the program.
 pub(super) async fn start(new: NewMachine<'_>) -> Result<tokio::process::Child> {
-    let is_temporary = new.is_temporary;
-    let command = match new.kind.vmm() {
+    let (is_temporary, name) = (new.is_temporary, new.sockets.name().to_owned());
+    let mut command = match new.kind.vmm() {
         Vmm::Qemu => qemu::command(new),
         Vmm::Firecracker => firecracker::command(new),
     }?;
+    // Not the daemon's own: there a monitor could write what looks like the daemon's lines, without a bound.
+    command.stderr(Stdio::piped());
     // The child reports when it is confined, which may take tens of milliseconds.
     let spawn = move || tokio::process::Command::from(command).kill_on_drop(is_temporary).spawn();
     let spawned = tokio::task::spawn_blocking(spawn).await.map_err(|error| Error::internal(error.to_string()))?;
-    spawned.map_err(|error| {
+    let mut child = spawned.map_err(|error| {
         saved::unless_short(&error, Error::unavailable(format!("a virtual machine cannot be started: {error}")))
-    })
+    })?;
+    if let Some(stderr) = child.stderr.take() {
+        tokio::spawn(async move {
+            report_words(stderr, |line| tracing::warn!(machine = %name.display(), "its monitor: {line}")).await;
+        });
+    }
+    Ok(child)
+}
+
+/// Reports the first lines that a monitor writes to its error output, without control characters, then closes it: what the
+/// monitor writes from then on fails.
+async fn report_words(stderr: impl AsyncRead + Unpin, mut report: impl FnMut(&str)) {
+    let mut lines = BufReader::new(stderr.take(limits::VM_MONITOR_WORDS_BYTES)).split(b'\n');
+    while let Ok(Some(line)) = lines.next_segment().await {
+        let printable: String = String::from_utf8_lossy(&line).chars().filter(|c| !c.is_control()).collect();
+        report(&printable);
+    }
 }
 
 /// The monitor of a machine.
@@ -373,6 +394,15 @@ mod tests {
         }
         assert_eq!(machine_of(b"vi\0-name\0ryokan /run/a/x.control", Path::new("/run/a")), None);
         assert_eq!(machine_of(b"ryokan /run/a/x.machine\0", Path::new("/run/a")), None);
+    }
+
+    #[tokio::test]
+    async fn monitor_words_are_bounded() {
+        let forged = b"\x1b[2Jone\r\ntwo\n".iter().copied().chain(std::iter::repeat_n(b'x', 1 << 20));
+        let (mut lines, flood) = (Vec::new(), forged.collect::<Vec<u8>>());
+        report_words(&flood[..], |line| lines.push(line.to_owned())).await;
+        assert_eq!((&*lines[0], &*lines[1], lines.len()), ("[2Jone", "two", 3));
+        assert!(lines[2].len() < limits::VM_MONITOR_WORDS_BYTES as usize, "{}", lines[2].len());
     }
 
     #[test]

@@ -197,7 +197,7 @@ pub(super) fn command(new: NewMachine<'_>) -> Result<Command> {
         .args(["-chardev", &format!("socket,id=monitor,fd={monitor},server=on,wait=off")])
         .args(["-mon", "chardev=monitor,mode=control"]);
     command.env_clear().env("PATH", "/usr/bin:/bin").current_dir("/");
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::inherit());
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     if let Some((uid, gid)) = account {
         command.uid(uid).gid(gid);
     }

@@ -130,7 +130,7 @@ pub(in crate::isolation::microvm) fn command(new: NewMachine<'_>) -> Result<Comm
     command.arg0(machine_name(sockets.name())).args(["--api-sock", API, "--enable-pci", "--id"]).arg(worker);
     command.env_clear().current_dir("/");
     // A guest writes to the serial port what it likes.
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::inherit());
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     if let Some((uid, gid)) = account {
         command.uid(uid).gid(group(account)?.unwrap_or(gid));
     }
