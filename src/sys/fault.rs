@@ -155,6 +155,11 @@ pub const LABELS: &[Label] = &[
     label("machine.suspend.seal", Steps::File, "describes a suspended machine whose memory was saved"),
     label("machine.template.boot", Steps::One, "boots the machine of a template that is rebuilt beside its use"),
     label("machine.template.exchange", Steps::Rename, "puts a new template in the place of another one"),
+    label(
+        "machine.template.proof",
+        Steps::One,
+        "proves that machines of a new template are copied by their changed pages",
+    ),
     label("machine.template.publish", Steps::Rename, "gives a new template its name"),
     label("machine.warm.bound", Steps::One, "makes the disk of a warm machine the kernel's"),
     label("machine.warm.seed", Steps::One, "seeds a warm machine for its kernel"),

@@ -44,6 +44,7 @@ pub const ELSEWHERE: &[(&str, &str)] = &[
     ("machine.suspend.seal", "tests/microvm"),
     ("machine.template.boot", "tests/microvm"),
     ("machine.template.exchange", "tests/microvm"),
+    ("machine.template.proof", "tests/microvm"),
     ("machine.warm.seed", "tests/microvm"),
     ("machine.warm.bound", "tests/microvm"),
     ("machine.template.publish", "the folder of templates' own tests"),

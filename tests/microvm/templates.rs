@@ -5,7 +5,7 @@ use std::fs;
 use serde_json::json;
 
 use super::warm::is_restored;
-use super::{Machines, NEW_LAB, has_open};
+use super::{Machines, NEW_LAB, has_open, image};
 use crate::support::{Host, User, until};
 
 /// A pool, and templates that are rebuilt an hour after they were made.
@@ -154,4 +154,23 @@ fn whole_copy_is_visible() {
     host.ok(&["fork", "lab", "next"]);
     assert_eq!(host.run("next", "print(next(g))"), "1", "{}", host.log());
     assert_eq!(host.counted("machine_copied_whole"), 1);
+}
+
+/// The self-test of a template, without which machines are copied as a whole.
+#[test]
+fn unproved_template_is_visible() {
+    use ryokan::sys::fault;
+
+    let mut host = Machines::prepare(User::Own, "[defaults]\nengine = \"python\"\n");
+    host.env(fault::VARIABLE, "machine.template.proof=eio");
+    host.launch();
+    host.ok(&["images", "rotate", &image()]);
+    let events = host.ok(&["events", "--json"]);
+    assert!(events.contains("copies_by_stream") && events.contains("Input/output error"), "{events}");
+    host.ok(&NEW_LAB);
+    host.run("lab", "g = (n for n in range(9)); next(g)");
+    host.ok(&["fork", "lab", "copy"]);
+    assert_eq!(host.run("copy", "print(next(g))"), "1", "{}", host.log());
+    assert!(host.has_event("machine_copied_whole"), "{}", host.log());
+    assert_eq!(host.counted("cold_boot"), 0, "{}", host.log());
 }

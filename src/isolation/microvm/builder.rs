@@ -217,6 +217,7 @@ impl Builder {
 
     async fn compare_copies(&self, proof: &Path, kind: &Kind, image: &Image, template: &Template) -> Result<()> {
         let failed = |error: std::io::Error| Error::unavailable(format!("prove copies by pages: {error}"));
+        fault::point("machine.template.proof").map_err(failed)?;
         let (by_pages, by_stream, path) = (proof.join("pages"), proof.join("stream"), proof.join("disk"));
         let (saved, again) = (proof.join("saved"), proof.join("again"));
         std::fs::create_dir_all(&by_pages).map_err(failed)?;
