@@ -265,4 +265,6 @@ fn full_disk_leaves_nothing_half() {
     assert_eq!(host.run("lab", "print(next(g), os.path.getsize('big') >> 20)"), "2 96", "{}", host.log());
     assert_eq!(host.machines(), machine, "{}", host.log());
     assert!(!host.has_crashed("lab", ""), "{}", host.log());
+    // What prevented the template is over, and it is built without a wait.
+    host.ok(&["images", "rotate", &image()]);
 }

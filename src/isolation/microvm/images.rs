@@ -239,6 +239,7 @@ impl Images for HostImages {
             }
         }
         for kind in kinds {
+            self.templates.forget_failure(&kind);
             if let Err(why) = self.templates.find_or_build(&kind, &image).await {
                 let message = format!("image {version} does not become current: {}: {why}", kind.engine);
                 return Err(Error::unavailable(message).reason("template"));

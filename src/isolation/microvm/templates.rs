@@ -196,6 +196,15 @@ impl Templates {
         why
     }
 
+    /// Forgets that a template could not be built: what prevented it may be over.
+    pub(super) fn forget_failure(&self, kind: &Kind) {
+        let Ok(key) = kind.key() else { return };
+        let mut known = self.known.borrow_mut();
+        if matches!(known.get(&key), Some(Known::Failed(..))) {
+            known.remove(&key);
+        }
+    }
+
     /// Builds a template in the background, unless it is known already.
     pub(super) fn build_soon(self: &Rc<Self>, kind: Kind, image: Image) {
         let Ok(key) = kind.key() else { return };
