@@ -196,6 +196,18 @@ pub enum Reach {
 /// Fills the files of a machine: memory, state and disk. Blocks.
 pub type InstallFiles = Box<dyn FnOnce([&std::fs::File; 3]) -> Result<()> + Send>;
 
+/// What a snapshot says of its machine, beside the description.
+pub struct NamedMachine<'a> {
+    /// What a host must have to continue it.
+    pub machine: &'a Machine,
+    /// The image's version.
+    pub image: &'a str,
+    /// Size of the memory, bytes.
+    pub memory_bytes: u64,
+    /// Size of the disk, bytes.
+    pub disk_bytes: u64,
+}
+
 /// What a machine may need at most, before it is captured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MachineRoom {
@@ -318,6 +330,14 @@ pub trait IsolationDriver {
     /// What the kernel's machine may need at most in a snapshot of kind teleport.
     fn machine_room(&self, _spec: &KernelSpec, _dir: &Path) -> MachineRoom {
         MachineRoom { memory_bytes: 0, disk_bytes: 0, most_disk_bytes: 0 }
+    }
+
+    /// Checks that a snapshot's description is of the machine that the snapshot names, before anything changes.
+    ///
+    /// # Errors
+    /// `corrupt`, `unsupported` for another format.
+    fn check_description(&self, _description: &[u8], _named: &NamedMachine<'_>) -> Result<()> {
+        Err(KindError::NoMachine.into())
     }
 
     /// Puts a machine of a snapshot into the folder of a kernel without a worker: its next worker continues it.

@@ -36,6 +36,7 @@ use crate::core::error::{Error, Result};
 use crate::core::ids::{Epoch, KernelId, WorkerId};
 use crate::core::limits;
 use crate::core::snapshot::Machine;
+use crate::isolation::NamedMachine;
 use crate::link::handshake::WorkerIdentity;
 use crate::sys::{fault, fs, inode, random};
 
@@ -306,6 +307,18 @@ impl Description {
         }
     }
 
+    /// Checks that it describes the machine that its snapshot names.
+    ///
+    /// # Errors
+    /// `corrupt`.
+    pub(super) fn check(&self, named: &NamedMachine<'_>) -> Result<()> {
+        let kind = &self.kind;
+        let is_it = kind.machine() == *named.machine
+            && kind.image == named.image
+            && (kind.memory_bytes(), kind.disk_bytes) == (named.memory_bytes, named.disk_bytes);
+        is_it.then_some(()).ok_or_else(|| Error::corrupt("its description is of another machine"))
+    }
+
     /// The worker in the machine.
     pub(super) fn worker(&self) -> WorkerIdentity {
         let (worker, kernel, epoch, secret) = (self.worker, self.kernel, self.epoch, self.secret);
@@ -462,7 +475,7 @@ mod tests {
     use crate::sys::fault::tests::with_fault;
 
     #[test]
-    fn descriptions_of_other_formats_are_refused() {
+    fn foreign_descriptions_are_refused() {
         let description = Description {
             format: FORMAT,
             kind: kind(),
@@ -472,6 +485,18 @@ mod tests {
             secret: [4; 32],
             boot_id: String::from("boot"),
         };
+        let (machine, image) = (kind().machine(), kind().image);
+        let (memory_bytes, disk_bytes) = (kind().memory_bytes(), kind().disk_bytes);
+        let check = |image: &str, memory_bytes, disk_bytes| {
+            let named = NamedMachine { machine: &machine, image, memory_bytes, disk_bytes };
+            description.check(&named).err().map(|error| error.code)
+        };
+        assert_eq!(check(&image, memory_bytes, disk_bytes), None);
+        for (image, memory_bytes, disk_bytes) in
+            [("other", memory_bytes, disk_bytes), (&*image, 1, disk_bytes), (&*image, memory_bytes, 1)]
+        {
+            assert_eq!(check(image, memory_bytes, disk_bytes), Some(ErrorCode::Corrupt));
+        }
         let text = serde_json::to_vec(&description).expect("JSON");
         assert!(Description::decode(&text).is_ok_and(|found| found.worker() == description.worker()));
         // A later one may have other fields.

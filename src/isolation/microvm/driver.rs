@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::accelerator::Accelerators;
 use super::client::PortConnector;
-use super::copy::MachineCopy;
+use super::copy::{Description, MachineCopy};
 use super::disk;
 use super::files::MirroredFiles;
 use super::handle::{MachineHandle, Record, Shared, Warm, blocking, no_mounts};
@@ -38,7 +38,7 @@ use crate::isolation::cgroups::{Cgroups, remove_cgroup};
 use crate::isolation::process::launch::WorkerProcess;
 use crate::isolation::{
     Deferral, EngineState, FileAccess, Images, InstallFiles, IsolationDriver, KernelHome, Launched, MachineRoom,
-    NewWorker, OpenWorkspace, Probe, Reach, Recorder, Reporter, Shape,
+    NamedMachine, NewWorker, OpenWorkspace, Probe, Reach, Recorder, Reporter, Shape,
 };
 use crate::link::handshake::WorkerIdentity;
 use crate::workspace::{Tracker, Workspace, WorkspacePaths};
@@ -364,6 +364,10 @@ impl IsolationDriver for MicrovmDriver {
             host: self.settings.host,
             machine: Some(kind.machine()),
         })
+    }
+
+    fn check_description(&self, description: &[u8], named: &NamedMachine<'_>) -> Result<()> {
+        Description::decode(description)?.check(named)
     }
 
     async fn install(&self, home: &KernelHome, description: Vec<u8>, fill: InstallFiles) -> Result<()> {

@@ -22,8 +22,8 @@ use crate::core::snapshot::{
     choose_for_restore,
 };
 use crate::core::spec::KernelSpec;
-use crate::isolation::{InstallFiles, KernelHome, MachineCopy, MachineFiles, MachineRoom, SavedMachine};
-use crate::store::{Image, Store, StoreHandle};
+use crate::isolation::{InstallFiles, KernelHome, MachineCopy, MachineFiles, MachineRoom, NamedMachine, SavedMachine};
+use crate::store::{Image, Store};
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
 use crate::sys::fault;
@@ -139,7 +139,7 @@ async fn can_continue(host: &Host, kernel: &Kernel, manifest: &Manifest) -> Resu
     if let Some(part) = &manifest.machine {
         check_disk(host, &spec, kernel.id, part).await?;
     }
-    readable(&host.store, manifest).await
+    readable(host, &spec, manifest).await
 }
 
 /// Checks that a kernel with this specification can continue the machine in a manifest on this host.
@@ -168,14 +168,19 @@ pub(crate) async fn check_snapshot(
     Ok(snapshot.check_arrival(&here, host.config.limits.teleport_snapshot.unwrap_or(u64::MAX))?)
 }
 
-/// Reads everything of a checkpoint's machine.
+/// Reads everything of a checkpoint's machine, and checks its description.
 ///
 /// # Errors
-/// `corrupt` names the first damaged or missing object.
-async fn readable(store: &StoreHandle, manifest: &Manifest) -> Result<()> {
+/// `corrupt` names the first damaged or missing object; `unsupported` for a description of another format.
+async fn readable(host: &Host, spec: &KernelSpec, manifest: &Manifest) -> Result<()> {
     let Some(part) = manifest.machine.clone() else { return Ok(()) };
-    let read = store.run_beside(move |store| Ok(read(store, &part))).await?;
-    read.map_err(|error| {
+    let machine = part.machine.clone();
+    let read = host.store.run_beside(move |store| Ok(read(store, &part))).await?;
+    let checked = read.and_then(|(description, [memory_bytes, disk_bytes])| {
+        let named = NamedMachine { machine: &machine, image: &manifest.base_image_version, memory_bytes, disk_bytes };
+        host.drivers.of(spec.isolation)?.check_description(&description, &named)
+    });
+    checked.map_err(|error| {
         let message = format!("the virtual machine in this checkpoint: {}", error.message);
         match error.code {
             ErrorCode::NotFound | ErrorCode::Corrupt => {
@@ -186,12 +191,17 @@ async fn readable(store: &StoreHandle, manifest: &Manifest) -> Result<()> {
     })
 }
 
-fn read(store: &Store, part: &MachinePart) -> Result<()> {
-    store.get(part.description, limits::VM_TEMPLATE_JSON_BYTES)?;
+/// Returns the description, and the sizes of memory and disk.
+fn read(store: &Store, part: &MachinePart) -> Result<(Vec<u8>, [u64; 2])> {
+    let description = store.get(part.description, limits::VM_TEMPLATE_JSON_BYTES)?;
     store.get(part.state, limits::VM_DEVICE_STATE_BYTES)?;
-    [&part.memory, &part.disk]
-        .into_iter()
-        .try_for_each(|named| Image::load(store, named.list)?.read(store, |_, _| Ok(())))
+    let sizes = [&part.memory, &part.disk].map(|named| {
+        let image = Image::load(store, named.list)?;
+        image.read(store, |_, _| Ok(()))?;
+        Ok::<_, Error>(image.bytes())
+    });
+    let [memory, disk] = sizes;
+    Ok((description, [memory?, disk?]))
 }
 
 /// Puts the machine of a checkpoint into the folder of a kernel without a worker.
