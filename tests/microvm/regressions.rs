@@ -6,7 +6,7 @@ use nix::unistd::Pid;
 use ryokan::sys::fault;
 use serde_json::{Value, json};
 
-use super::warm::POOL;
+use super::warm::{POOL, is_restored};
 use super::{Machines, NEW_LAB, has_open, image};
 use crate::support::{Host, User, until};
 
@@ -25,7 +25,7 @@ fn end(pid: u32) {
 /// Another pool counted dead machines as idle, and handed them out.
 #[test]
 fn dead_parked_machine_is_not_granted() {
-    let mut host = Machines::configured(User::Own, POOL);
+    let host = Machines::configured(User::Own, POOL);
     let dead = host.warm_up();
     let destroyed = host.pool("total_destroyed");
     end(dead);
@@ -36,23 +36,60 @@ fn dead_parked_machine_is_not_granted() {
     assert!(host.pool("total_destroyed") > destroyed, "{}", host.ok(&["pool", "--json"]));
     let next = host.await_restored();
     assert_ne!(next, dead);
-    // Another pool was not refilled after requests that were cancelled while they waited.
+    // Its end is noticed without a request, too.
     end(next);
+    until("the daemon's notice", || host.pool("idle") == 0 || !host.parked().is_empty());
+}
+
+/// Another pool was not refilled after requests that were cancelled while they waited.
+#[test]
+fn cancelled_request_refills_pool() {
+    let host = Machines::configured(User::Own, POOL);
+    end(host.warm_up());
     host.ok(&["new", "gone", "--isolation", "microvm", "--engine", "python"]);
     let waiting = host.begin("gone", "print(1)");
     until("its start", || host.ok(&["show", "gone", "--json"]).contains("\"starting\""));
     host.ok(&["rm", "gone", "--yes"]);
     waiting.wait_with_output().expect("it ends");
-    let next = host.await_restored();
-    // Its end is noticed without a request, too.
-    end(next);
-    until("the daemon's notice", || host.pool("idle") == 0 || !host.parked().is_empty());
-    // Another pool was closed twice: here a second signal arrives while the first one ends its machines.
     host.await_restored();
+}
+
+/// Another pool was closed twice: here a second signal arrives while the first one ends its machines.
+#[test]
+fn second_stop_is_noop() {
+    let mut host = Machines::configured(User::Own, POOL);
+    host.warm_up();
     host.signal(Signal::SIGTERM);
     host.signal(Signal::SIGTERM);
     assert!(host.wait().success(), "{}", host.log());
     until("the end of every machine", || host.all().is_empty());
+}
+
+/// Another pool exceeded its maximum because machines in creation did not count, and its totals never fell.
+#[test]
+fn burst_stays_below_max() {
+    let host = Machines::configured(User::Own, POOL);
+    host.warm_up();
+    let mut kernels = ["one", "two", "three"].map(|name| {
+        host.ok(&["new", name, "--isolation", "microvm", "--engine", "python"]);
+        host.begin(name, "print(1)")
+    });
+    while kernels.iter_mut().any(|kernel| kernel.try_wait().expect("a child").is_none()) {
+        let pools: Value = serde_json::from_str(&host.ok(&["pool", "--json"])).expect("JSON");
+        for pool in pools.as_array().expect("a list") {
+            let number = |name: &str| pool[name].as_u64().expect("a number");
+            assert!(number("idle") + number("creating") <= number("max_pool_size"), "{pool}");
+        }
+    }
+    for kernel in kernels {
+        let output = kernel.wait_with_output().expect("it ends");
+        assert!(output.status.success(), "{output:?}\n{}", host.log());
+    }
+    host.await_restored();
+    let (total, active) = (host.pool("total"), host.pool("active"));
+    assert!(active > 0, "{}", host.ok(&["pool", "--json"]));
+    host.ok(&["rm", "first", "one", "two", "three", "--yes"]);
+    until("lower totals", || host.pool("active") == 0 && host.pool("total") < total);
 }
 
 /// Another pool asked only whether a machine's process was there: one that hung was handed out.
@@ -159,6 +196,19 @@ fn killed_daemon_leaves_no_orphans() {
     until("the machine's end", || !Host::is_alive(warm));
     assert_eq!(host.run("lab", "print(x)"), "1", "{}", host.log());
     assert_eq!(host.machines(), lab, "{}", host.log());
+}
+
+/// Another product's snapshots were empty files, and a restore was a boot.
+#[test]
+fn template_is_no_empty_file() {
+    let host = Machines::start(User::Own);
+    let ram = host.templates()[0].with_file_name("ram").metadata().expect("a template");
+    assert!(std::os::unix::fs::MetadataExt::blocks(&ram) * 512 > 16 << 20, "{ram:?}");
+    host.ok(&NEW_LAB);
+    assert_eq!(host.run("lab", "print(1)"), "1", "{}", host.log());
+    let machine = host.machines()[0];
+    assert!(is_restored(machine) && has_open(machine, "ram"), "its memory is the template's");
+    assert_eq!(host.counted("cold_boot"), 0, "{}", host.log());
 }
 
 /// A daemon that was killed between the start of a machine and its record left it, with the kernel's disk.

@@ -2,9 +2,11 @@
 //! as the policy decides them.
 //!
 //! Failures outside the policy are in other places. A failed refresh that stamped the time:
-//! `refresh.rs` and, with virtual machines, tests/microvm/regressions.rs. There, too: dead machines
-//! that counted as idle, a failed reset that still pooled a dirty machine, and orphans that were
-//! never reaped. Snapshots that were empty files: the templates' own tests.
+//! `refresh.rs` and, with virtual machines, tests/microvm/regressions.rs. There, too: dead and hung
+//! machines that counted as idle, a failed reset that still pooled a dirty machine, orphans that
+//! were never reaped, snapshots that were empty files, and, again with machines, cancelled requests,
+//! a second stop, the maximum and falling totals. Recycling cannot be seen there: a pool of machines
+//! has no `min_idle`.
 
 use super::world::World;
 use super::*;
