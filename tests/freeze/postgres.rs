@@ -335,6 +335,35 @@ fn dump_follows_pause() {
     shop.host.ok(&["freeze", "plant"]);
 }
 
+/// A dump would hold what the options of foreign data say, in the store and in exports.
+#[test]
+fn dump_holds_no_credentials() {
+    const FOREIGN: &str = "correct-horse-is-secret";
+    let server = Server::start();
+    let shop = plant(users()[0], &server);
+    server.sql("shop", "CREATE FOREIGN DATA WRAPPER away");
+    server.sql("shop", "CREATE SERVER other FOREIGN DATA WRAPPER away OPTIONS (host 'far')");
+    let options = format!("(user 'far', sslkey '/k', passfile '/p', password_required 'false', password '{FOREIGN}')");
+    server.sql("shop", &format!("CREATE USER MAPPING FOR shop SERVER other OPTIONS {options}"));
+    refused(&shop, &["freeze", "plant"], "option password of the user mapping of role shop for server other");
+    refused(&shop, &["freeze", "plant"], "DROP password");
+    server.sql("shop", "ALTER USER MAPPING FOR shop SERVER other OPTIONS (DROP password)");
+    server.sql("shop", &format!("ALTER SERVER other OPTIONS (ADD link 'pg://far:{FOREIGN}@other/shop')"));
+    refused(&shop, &["freeze", "plant"], "option link of server other");
+    server.sql("shop", "ALTER SERVER other OPTIONS (DROP link)");
+    server.sql("shop", &format!("CREATE FOREIGN TABLE far (x int) SERVER other OPTIONS (apikey '{FOREIGN}')"));
+    refused(&shop, &["freeze", "plant"], "option apikey of foreign table public.far");
+    assert_eq!(shop.host.ok(&["log", "plant", "--json"]), "");
+    assert_eq!(holds(&shop.host.data(), FOREIGN), None);
+    assert!(!shop.host.log().contains(FOREIGN));
+    server.sql("shop", "DROP FOREIGN TABLE far");
+    shop.host.ok(&["freeze", "plant", "-m", "clean"]);
+    let mapping = "SELECT array_length(umoptions, 1) FROM pg_user_mappings";
+    server.sql("shop", "ALTER USER MAPPING FOR shop SERVER other OPTIONS (DROP sslkey)");
+    shop.host.ok(&["--yes", "restore", "plant", "clean"]);
+    assert_eq!(server.sql("shop", mapping), "4", "options without secrets are restored");
+}
+
 /// Who may create objects in a database decides what a bare name in it means.
 #[test]
 fn foreign_functions_are_not_called() {

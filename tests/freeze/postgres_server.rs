@@ -194,6 +194,7 @@ fn server_is_restored_as_one() {
         let taken: serde_json::Value = serde_json::from_str(&shop.host.ok(&["freeze", "plant", "--json"])).unwrap();
         let member = &taken["cost"]["members"][1];
         assert_eq!((member["driver"].as_str(), member["growth"].as_str()), (Some("subvolume"), Some("constant")));
+        assert!(taken["notes"].to_string().contains("the server's credentials: verifiers of passwords"), "{taken}");
         assert_eq!(cluster.state(), frozen, "a freeze changes nothing");
         assert!(shop.host.ok(&["lock", "plant", "--check"]).contains("as at the newest"));
         cluster.change();

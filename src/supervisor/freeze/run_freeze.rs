@@ -308,7 +308,7 @@ impl Run<'_> {
         };
         self.notes.extend(omitted(&manifest.parts));
         for one in live.iter() {
-            let found = one.not_captured()?.into_iter();
+            let found = one.notes_of_capture()?.into_iter();
             self.notes.extend(found.map(|what| format!("member {}: {what}", one.name)));
         }
         let mut pairings = pairings(&manifest.parts);

@@ -29,10 +29,11 @@ impl Live {
     }
 
     /// What a client must know of what was captured.
-    pub fn not_captured(&self) -> Result<Vec<String>> {
+    pub fn notes_of_capture(&self) -> Result<Vec<String>> {
         match &self.kind {
             LiveKind::Repository { repository, state: Some(state), .. } => submodules::not_captured(repository, state),
-            LiveKind::Kernel { .. } | LiveKind::Repository { .. } | LiveKind::Data(_) => Ok(Vec::new()),
+            LiveKind::Data(source) => Ok(source.credentials_held().map(str::to_owned).into_iter().collect()),
+            LiveKind::Kernel { .. } | LiveKind::Repository { .. } => Ok(Vec::new()),
         }
     }
 

@@ -26,6 +26,7 @@ mod database;
 mod directory;
 pub(super) mod pending;
 mod postgres;
+mod postgres_credentials;
 mod postgres_files;
 mod postgres_marks;
 mod postgres_private;
@@ -109,6 +110,11 @@ pub(super) trait DataSource {
         String::new()
     }
 
+    /// Which credentials a captured content holds, if it cannot be captured without.
+    fn credentials_held(&self) -> Option<&'static str> {
+        None
+    }
+
     /// Ends a pin on which writers wait, by a copy. Before anything is stored.
     async fn admit_writers(&mut self) -> Result<()> {
         Ok(())
@@ -186,7 +192,7 @@ pub(super) async fn open(
         }
         Target::Server { server } => {
             access::own_user(uid)?;
-            Box::new(postgres_server::ServerSource::new(host, server, scratch)?)
+            Box::new(postgres_server::ServerSource::new(host, server)?)
         }
     }))
 }

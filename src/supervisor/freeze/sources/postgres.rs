@@ -8,7 +8,7 @@
 //! resumed             NAME                                    either of both, with connections; then NAME_ryokan_new is dropped
 //! ```
 //! Which databases exist decides what a step still has to do, so that each may be repeated. Passwords come from the
-//! user's own password file or are not needed; a connection with one is refused.
+//! user's own password file or are not needed; a connection with one is refused, and so is a dump with one.
 //!
 //! A freeze pins the content by a `psql` whose transaction has locked all tables against changes of their definition and
 //! has exported its snapshot; `pg_dump` reads that snapshot after the pause. Sequences are in no snapshot: a dump may
@@ -20,6 +20,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
+use super::postgres_credentials::{self, Begun};
 use super::{DataSource, NOT_STORED, other_content};
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::freeze::cost::Driver;
@@ -57,7 +58,6 @@ const BEGIN: &str = "\
         AND nspname !~ '^pg_' AND has_table_privilege(c.oid, 'SELECT')
       LOOP EXECUTE format('LOCK TABLE ONLY %I.%I IN ACCESS SHARE MODE', one.nspname, one.relname); END LOOP;
     END $$;
-    SELECT pg_export_snapshot();
 ";
 /// What is set for a database and not in a dump of it.
 const LOST: &str = "SELECT concat_ws(', ', CASE WHEN datacl IS NOT NULL THEN 'its rights' END, \
@@ -199,8 +199,10 @@ impl PostgresSource {
         let (most, mut requests) = (limits::POSTGRES_ANSWER_BYTES, BEGIN.split_inclusive(";\n"));
         // The first request answers, too.
         session.ask(requests.next().unwrap_or_default(), most).await?;
-        let snapshot = session.ask(&requests.collect::<String>(), most).await?;
-        Ok(Pin { session, snapshot, name: name.to_owned() })
+        let export = postgres_credentials::export();
+        let begun = session.ask(&(requests.collect::<String>() + &export), most).await?;
+        let begun = Begun::parse(&begun, self.name())?;
+        Ok(Pin { session, snapshot: begun.snapshot, name: name.to_owned() })
     }
 
     /// Runs one statement.
@@ -269,12 +271,11 @@ impl PostgresSource {
 
     /// A digest of all definitions in a snapshot; without one, of the present ones.
     async fn schema_of(&self, database: &str, snapshot: Option<&str>) -> Result<SchemaRevision> {
-        let file = self.scratch.join("schema");
-        let output = Output::File(&file, limits::POSTGRES_SCHEMA_BYTES);
+        // Never in a file: definitions may hold credentials.
+        let output = Output::Bytes(limits::POSTGRES_SCHEMA_BYTES);
         let snapshot = snapshot.map(|snapshot| format!("--snapshot={snapshot}"));
         let args = ["--schema-only", "--no-comments", "--no-subscriptions"].into_iter().chain(snapshot.as_deref());
-        self.run("pg_dump", database, &args.collect::<Vec<_>>(), output).await?;
-        let text = std::fs::read(&file).map_err(injected)?;
+        let text = self.run("pg_dump", database, &args.collect::<Vec<_>>(), output).await?;
         let mut hash = blake3::Hasher::new();
         // Comments name the release, and newer releases add a random word.
         let is_definition = |line: &&[u8]| !line.starts_with(b"--") && !line.starts_with(b"\\") && !line.is_empty();

@@ -146,19 +146,18 @@ impl Server {
     }
 
     /// A digest of all definitions of all databases, on the server itself.
-    pub async fn definitions(&self, scratch: &Path) -> Result<SchemaRevision> {
-        self.definitions_of(&self.connection, scratch).await
+    pub async fn definitions(&self) -> Result<SchemaRevision> {
+        self.definitions_of(&self.connection).await
     }
 
-    async fn definitions_of(&self, of: &Connection, scratch: &Path) -> Result<SchemaRevision> {
-        let file = scratch.join("definitions");
+    async fn definitions_of(&self, of: &Connection) -> Result<SchemaRevision> {
         // On the server itself, a lock of another session may last.
         let wait = format!("--lock-wait-timeout={}", self.host.config.limits.freeze_step.as_millis());
         let args = ["--schema-only", "--no-comments", "--no-role-passwords", &wait];
         let argv = self.client("pg_dumpall", of, "-l", &args);
-        let output = Output::File(&file, limits::POSTGRES_SCHEMA_BYTES);
-        self.run(&argv, output, (self.host.config.limits.freeze_store, None)).await?;
-        let text = std::fs::read(&file).map_err(|error| Error::unavailable(format!("{}: {error}", file.display())))?;
+        // Never in a file: definitions may hold credentials.
+        let output = Output::Bytes(limits::POSTGRES_SCHEMA_BYTES);
+        let text = self.run(&argv, output, (self.host.config.limits.freeze_store, None)).await?;
         let mut hash = blake3::Hasher::new();
         // Comments name the release, and newer releases add a random word.
         let is_definition = |line: &&[u8]| {
@@ -193,7 +192,7 @@ impl Server {
 
     /// Starts an inactive copy, reads its system and its definitions, and stops it. `lasting`: it is used afterwards,
     /// so the stop is clean and everything is durable.
-    pub async fn try_copy(&self, places: &Places, name: &str, lasting: bool, scratch: &Path) -> Result<Tried> {
+    pub async fn try_copy(&self, places: &Places, name: &str, lasting: bool) -> Result<Tried> {
         let data = places.at(name);
         let (home, copy) = (places.clone(), data.clone());
         let prepare = move || -> Result<(u32, u32)> {
@@ -205,7 +204,7 @@ impl Server {
         };
         let owner = blocking(prepare).await?;
         let user = nix::unistd::geteuid().is_root().then_some(owner);
-        let tried = self.tried(places, &data, (lasting, user), scratch).await;
+        let tried = self.tried(places, &data, (lasting, user)).await;
         let mode = if lasting && tried.is_ok() { "fast" } else { "immediate" };
         let stopped = self.stop_copy(&data, mode, user).await;
         let home = places.clone();
@@ -219,13 +218,7 @@ impl Server {
         stopped.map(|()| tried)
     }
 
-    async fn tried(
-        &self,
-        places: &Places,
-        data: &Path,
-        (lasting, user): (bool, Option<(u32, u32)>),
-        scratch: &Path,
-    ) -> Result<Tried> {
+    async fn tried(&self, places: &Places, data: &Path, (lasting, user): (bool, Option<(u32, u32)>)) -> Result<Tried> {
         let timeout = self.host.config.limits.freeze_store;
         let prepared = match self.control(data, "max_prepared_xacts setting", user).await {
             // The server reports that better.
@@ -267,7 +260,7 @@ impl Server {
         let to = Connection { host: socket, port: "5432".into(), ..self.connection.clone() };
         let system = facts_of(&self.ask(&to, FACTS).await?)?.system;
         let first = Connection { user: self.ask(&to, FIRST_ROLE).await?, ..to };
-        Ok(Tried { system, revision: self.definitions_of(&first, scratch).await? })
+        Ok(Tried { system, revision: self.definitions_of(&first).await? })
     }
 
     /// Stops the server of an inactive copy, if one may run. Afterwards it is certain that none does.

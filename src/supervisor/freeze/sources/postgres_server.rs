@@ -50,7 +50,6 @@ pub(super) struct ServerSource {
     name: String,
     server: Server,
     places: Places,
-    scratch: PathBuf,
     /// A backup under way, or why there is none.
     backup: Option<Result<Session>>,
     /// Whether the operation is a restore: the server is stopped.
@@ -87,7 +86,7 @@ impl ServerSource {
     ///
     /// # Errors
     /// `notFound`.
-    pub fn new(host: Rc<Host>, name: &str, scratch: PathBuf) -> Result<ServerSource> {
+    pub fn new(host: Rc<Host>, name: &str) -> Result<ServerSource> {
         let config = host.config.postgres.get(name).cloned().ok_or_else(|| {
             Error::not_found(format!("no PostgreSQL server {name:?} is configured"))
                 .reason("source")
@@ -102,7 +101,6 @@ impl ServerSource {
             name: name.to_owned(),
             server,
             places,
-            scratch,
             backup: None,
             is_restore: false,
             pinned: None,
@@ -291,7 +289,7 @@ impl ServerSource {
     /// Starts a copy of the stored copy. Of a state that may be damaged, `None` says that it is.
     async fn verified(&self) -> Result<Option<(String, crate::core::freeze::SchemaRevision)>> {
         self.on(|places| places.snapshot(&places.at(COPY), TRIAL)).await?;
-        let tried = self.server.try_copy(&self.places, TRIAL, false, &self.scratch).await;
+        let tried = self.server.try_copy(&self.places, TRIAL, false).await;
         self.on(|places| places.remove(TRIAL)).await?;
         match tried {
             Ok(tried) => Ok(Some((tried.system, tried.revision))),
@@ -415,7 +413,7 @@ impl DataSource for ServerSource {
         let mut part = ServerPart::default();
         if let Ok(facts) = self.server.facts().await {
             self.check_facts(&facts)?;
-            part.revision = Some(self.server.definitions(&self.scratch).await?);
+            part.revision = Some(self.server.definitions().await?);
             (part.system, part.tree) = (facts.system, Some(NOT_STORED));
         } else if self.places.is_there()? {
             part.tree = Some(NOT_STORED);
@@ -437,6 +435,13 @@ impl DataSource for ServerSource {
 
     fn driver(&self) -> Driver {
         Driver::Subvolume
+    }
+
+    fn credentials_held(&self) -> Option<&'static str> {
+        Some(
+            "it is a physical copy, which holds the server's credentials: verifiers of passwords, user mappings, \
+             connections of subscriptions and of primary_conninfo, and keys in the data directory",
+        )
     }
 
     async fn store(&mut self, captured: &mut Captured) -> Result<()> {
@@ -463,7 +468,7 @@ impl DataSource for ServerSource {
         let (wanted, donor) = (part.clone(), self.donor.take());
         self.with_store(move |places, store| places.checkout(store, &wanted, donor.as_ref(), true)).await?;
         if let Some(revision) = &part.revision {
-            let tried = self.server.try_copy(&self.places, NEW, true, &self.scratch).await?;
+            let tried = self.server.try_copy(&self.places, NEW, true).await?;
             if (&tried.system, &tried.revision) != (&part.system, revision) {
                 return Err(Error::corrupt(format!("the restored copy of {} has other definitions", self.name))
                     .reason("postgres_schema")
