@@ -1135,10 +1135,13 @@ interface Groups {
   # that are not in their places. `freeze`, as `ref` of `restore`: only this freeze, of the whole group.
   list @3 () -> (groups :List(Group));
   show @4 (group :Text) -> (group :Group);
-  freeze @5 (group :Text, message :Text, interrupt :Bool, waitMs :UInt64, onFailure :OnFailure)
-      -> (freeze :Freeze);
+  freeze @5 (group :Text, message :Text, interrupt :Bool, waitMs :UInt64, onFailure :OnFailure,
+      park :Bool) -> (freeze :Freeze);
   # Captures every member within one pause: all or nothing. A kernel's running execution is awaited for
-  # `waitMs` (0: one minute; at most an hour), or interrupted, and named in the cost of its member.
+  # `waitMs` (0: one minute; at most an hour), or interrupted, or parked: it stands still for the pause
+  # and goes on, and the freeze holds the engine's state before it with the files of the moment. The
+  # cost of its member and `notes` name it. `unsupported` with reason `park` if that state is not
+  # saved, or in a virtual machine; `invalidArgument` with both `interrupt` and `park`.
   # `conflict` with reason `group_paused` after a failure with `pause`, until `resume`.
   freezes @6 (group :Text, limit :UInt32) -> (freezes :List(Freeze));
   # Newest first; `limit` 0: all.
@@ -1146,7 +1149,7 @@ interface Groups {
       -> (restoration :GroupRestoration);
   # `ref`: a number, the beginning of an id, a message, `latest` or `~N`. `members` empty: all. After
   # a freeze of type `system` to which `undo` returns. All or nothing. Running executions as in
-  # `freeze`; `notes` name those that were interrupted.
+  # `freeze`, never parked; `notes` name them.
   undo @8 (group :Text, interrupt :Bool, waitMs :UInt64) -> (restoration :GroupRestoration);
   lock @9 (name :Text) -> (lock :Text);
   # Of the present state of a kernel or a group: docs/lock-format.md.
@@ -1216,6 +1219,9 @@ struct MemberCost {
   pauseUs @3 :UInt64;
   storeUs @4 :UInt64;         # after the pause
   interrupted @5 :UInt64;     # the execution that was interrupted for the freeze; 0: none
+  parked @6 :UInt64;          # the execution that was under way and went on; 0: none
+  awaited @7 :List(UInt64);   # executions whose end was awaited
+  queued @8 :List(UInt64);    # executions in the queue, which are in no freeze
 }
 
 struct GroupDifference {
@@ -1232,7 +1238,7 @@ struct GroupDifference {
 struct GroupRestoration {
   freeze @0 :Freeze;
   safety @1 :Text;            # the freeze taken just before
-  notes @2 :List(Text);       # what could not be checked or is not restored, and interrupted executions
+  notes @2 :List(Text);       # what could not be checked or is not restored, and executions in flight
 }
 
 interface Provenance {

@@ -51,9 +51,9 @@ interface Worker {
   stop @14 (graceMs :UInt64) -> ();
   # Saves, ends the engine, exits. Answered once the state is saved.
 
-  stateHeads @15 () -> (heads :List(StateHead));
+  stateHeads @15 () -> (heads :List(StateHead), underWay :UInt64, before :StateBefore);
   # The present entries of engine.db, by key. The daemon cannot open the database while the worker
-  # lives.
+  # lives. `underWay`: the running execution, 0: none; `before`: whether they are the state before it.
   stateEntry @16 (key :Text, offset :UInt64) -> (metaJson :Data, size :UInt64, data :Data);
   # At most 1 MiB of an entry's body from `offset`.
 
@@ -143,6 +143,13 @@ interface Supervisor {
 }
 
 enum OutputStream { stdout @0; stderr @1; }
+
+enum StateBefore {
+  unknown @0;                 # a worker of an earlier build
+  saved @1;                   # engine.db has the state before the running execution
+  unsaved @2;                 # changes of an earlier execution could not be stored
+  background @3;              # background work of the engine may have changed it since
+}
 
 struct Identity {
   workerId @0 :Text;

@@ -68,6 +68,7 @@ impl GroupWorld {
             checkpoint: kernel.begin,
             manifest: Some(sealed),
             repositories: Vec::new(),
+            under_way: 0,
             revision: KernelRevision::default(),
         };
         let manifest = FreezeManifest {

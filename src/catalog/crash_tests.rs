@@ -295,6 +295,7 @@ fn new_checkpoint(id: u8) -> NewCheckpoint {
         work: WorkflowPart::default(),
         work_seen: None,
         with: None,
+        under_way: None,
     }
 }
 

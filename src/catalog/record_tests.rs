@@ -143,6 +143,7 @@ fn compacting(id: u8, summary: &str, first: u64, last: u64) -> NewCheckpoint {
         work: WorkflowPart::default(),
         work_seen: None,
         with: None,
+        under_way: None,
     }
 }
 

@@ -12,7 +12,7 @@ use super::failure::Failure;
 use super::names::{GroupArg, KernelArg, KernelOrGroupArg};
 use super::{exit, failure, json, render};
 use crate::core::error::Error;
-use crate::core::freeze::drain::Drain;
+use crate::core::freeze::drain::{Drain, InFlight};
 use crate::core::freeze::on_failure::OnFailure;
 use crate::core::freeze::{FreezeInfo, GroupRestored};
 
@@ -120,6 +120,9 @@ pub struct FreezeArgs {
     /// Interrupt running code of the kernels, do not wait for it
     #[arg(long)]
     pub interrupt: bool,
+    /// Let running code go on after the pause: the freeze holds the variables from before it and the files of the moment
+    #[arg(long, conflicts_with_all = ["interrupt", "wait"])]
+    pub park: bool,
     /// How long to wait for running code, at most an hour
     #[arg(long, value_name = "TIME", default_value = "1m", value_parser = humantime::parse_duration)]
     pub wait: Duration,
@@ -224,7 +227,8 @@ async fn add(context: &Context, args: AddArgs) -> Result<(), Failure> {
 
 /// Freezes a group.
 pub async fn freeze(context: &Context, args: FreezeArgs) -> Result<(), Failure> {
-    let drain = Drain { interrupt: args.interrupt, wait: args.wait };
+    let running = InFlight::asked(args.interrupt, args.park).unwrap_or_default();
+    let drain = Drain { running, wait: args.wait };
     let message = args.message.unwrap_or_default();
     let host = context.host().await?;
     let taken = host.freeze(&args.group, &message, drain, args.on_failure).await?;
@@ -312,7 +316,8 @@ pub struct DrainArgs {
 
 impl DrainArgs {
     fn drain(&self) -> Drain {
-        Drain { interrupt: self.interrupt, wait: self.wait.unwrap_or(Drain::default().wait) }
+        let running = if self.interrupt { InFlight::Abandon } else { InFlight::Drain };
+        Drain { running, wait: self.wait.unwrap_or(Drain::default().wait) }
     }
 
     /// Refuses them for a kernel.

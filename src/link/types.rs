@@ -129,6 +129,30 @@ pub struct StateHead {
     pub exec: Option<ExecId>,
 }
 
+/// Whether `engine.db` has the engine's state before the running execution.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StateBefore {
+    /// A worker of an earlier build does not say it.
+    Unknown,
+    /// It has, or nothing runs.
+    Saved,
+    /// Changes of an earlier execution could not be stored.
+    Unsaved,
+    /// Background work of the engine may have changed the state since.
+    Background,
+}
+
+/// The entries of `engine.db`, which the running execution does not change until its end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StateHeads {
+    /// By key, without bodies.
+    pub heads: Vec<StateHead>,
+    /// The running execution.
+    pub under_way: Option<ExecId>,
+    /// Whether they are the state before it.
+    pub before: StateBefore,
+}
+
 /// A whole state entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StateEntry {

@@ -11,10 +11,10 @@ use super::pause::{Held, checkpoints};
 use crate::support::{Host, User, until};
 
 /// A small file system in the place of a directory. Needs root.
-struct SmallDisk(PathBuf);
+pub struct SmallDisk(PathBuf);
 
 impl SmallDisk {
-    fn of(directory: PathBuf) -> Option<SmallDisk> {
+    pub fn of(directory: PathBuf) -> Option<SmallDisk> {
         let made = mount(Some("tmpfs"), &directory, Some("tmpfs"), MsFlags::empty(), Some("size=24m,mode=700"));
         match made {
             Ok(()) => Some(SmallDisk(directory)),
@@ -26,14 +26,14 @@ impl SmallDisk {
     }
 
     /// Takes all free space but this.
-    fn fill(&self, but: u64) {
+    pub fn fill(&self, but: u64) {
         let mut filler = File::create(self.0.join("filler")).unwrap();
         while filler.write_all(&[0; 4096]).is_ok() {}
         let taken = filler.metadata().unwrap().len();
         filler.set_len(taken.saturating_sub(but)).unwrap();
     }
 
-    fn free(&self) {
+    pub fn free(&self) {
         fs::remove_file(self.0.join("filler")).unwrap();
     }
 }

@@ -12,6 +12,7 @@ mod kept_commits;
 mod labels;
 mod moving;
 mod nested_databases;
+mod parked;
 mod pause;
 mod paused;
 mod planted_links;

@@ -10,7 +10,7 @@ use crate::catalog::sqlite::{Db, Result};
 use crate::catalog::thread::Pending;
 use crate::core::checkpoint::{Checkpoint, CheckpointType, Span};
 use crate::core::error::Error;
-use crate::core::ids::{CheckpointId, Digest};
+use crate::core::ids::{CheckpointId, Digest, ExecId};
 use crate::core::info::{GivenMount, McpTransport};
 use crate::core::limits;
 use crate::core::workflow::{Options, Outcome, Request, WorkflowPart};
@@ -50,6 +50,8 @@ pub struct NewCheckpoint {
     pub work_seen: Option<WorkflowPart>,
     /// A change in the same transaction.
     pub with: Option<Together>,
+    /// An execution that was under way: the checkpoint holds the state before it.
+    pub under_way: Option<ExecId>,
 }
 
 /// Refusal reason: the workflow records changed while the checkpoint was taken, so its manifest lacks the change.
@@ -277,6 +279,11 @@ fn insert(c: &Connection, new: &NewCheckpoint, parent: Option<CheckpointId>, seq
          ON CONFLICT (one) DO UPDATE SET checkpoint = excluded.checkpoint, journal = excluded.journal",
     )?
     .execute(params![new.id.as_bytes(), signed(sequence)])?;
+    if let Some(exec) = new.under_way {
+        // What the execution changes is in no checkpoint, although it began before this one.
+        c.prepare_cached("UPDATE head SET journal = min(journal, (SELECT journal - 1 FROM executions WHERE id = ?))")?
+            .execute([signed(exec.0)])?;
+    }
     Ok(number as u64)
 }
 

@@ -246,6 +246,15 @@ fn insert_results(db: &Db, exec: ExecId, end: &ExecEnd, output: &OutputRecord) -
     })
 }
 
+/// The number of an execution's journal entry.
+pub(super) fn entry(db: &Db, exec: ExecId) -> Result<Option<u64>> {
+    db.sql("find execution", |c| {
+        c.prepare_cached("SELECT journal FROM executions WHERE id = ?")?
+            .query_row([signed(exec.0)], |row| unsigned(row, 0))
+            .optional()
+    })
+}
+
 pub(super) fn get(db: &Db, exec: ExecId) -> Result<Option<ExecRecord>> {
     db.sql("read execution", |c| {
         c.prepare_cached(

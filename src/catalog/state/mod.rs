@@ -123,6 +123,14 @@ impl StateHandle {
         self.read(move |db| executions::get(db, exec))
     }
 
+    /// The number of an execution's journal entry.
+    ///
+    /// # Errors
+    /// Database errors.
+    pub fn exec_entry(&self, exec: ExecId) -> Pending<Option<u64>> {
+        self.read(move |db| executions::entry(db, exec))
+    }
+
     /// The kept output of an execution; `None` if the execution does not exist.
     ///
     /// # Errors

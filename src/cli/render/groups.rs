@@ -4,7 +4,7 @@ use super::table::Table;
 use super::{counted, first_line, host_resources, plain, signer};
 use crate::cli::paint::Paint;
 use crate::core::diff::Deed;
-use crate::core::freeze::cost::FreezeCost;
+use crate::core::freeze::cost::{FreezeCost, MemberCost};
 use crate::core::freeze::difference::GroupDifference;
 use crate::core::freeze::on_failure::OnFailure;
 use crate::core::freeze::portable::ImportedGroup;
@@ -76,11 +76,16 @@ pub fn freeze_cost(cost: &FreezeCost, paint: Paint) -> String {
         table.row(&[plain(&member.name), plain(&member.driver), growth, ms(member.pause_us), ms(member.store_us)]);
     }
     let (pause, admission, total) = (ms(cost.pause_us), ms(cost.admission_us), ms(cost.total_us));
-    let stopped = cost.members.iter().filter(|member| member.interrupted != 0);
-    let stopped: String = stopped
-        .map(|member| format!("interrupted: execution {} of {}\n", member.interrupted, plain(&member.name)))
-        .collect();
-    format!("{stopped}pause {pause}, executions after {admission}, total {total}\n{}", table.text("", paint))
+    let named = |what: &str, exec: u64, member: &MemberCost| match exec {
+        0 => String::new(),
+        exec => format!("{what}: execution {exec} of {}\n", plain(&member.name)),
+    };
+    let in_flight = cost.members.iter().map(|member| {
+        let (interrupted, parked) = (member.executions.interrupted, member.executions.parked);
+        named("interrupted", interrupted, member) + &named("parked", parked, member)
+    });
+    let in_flight: String = in_flight.collect();
+    format!("{in_flight}pause {pause}, executions after {admission}, total {total}\n{}", table.text("", paint))
 }
 
 /// Characters of a value in a difference.

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::drain::Executions;
+
 /// How the content of a member is held from the pause until it is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Driver {
@@ -108,8 +110,9 @@ pub struct MemberCost {
     pub pause_us: u64,
     /// Time for storing it after the pause, microseconds.
     pub store_us: u64,
-    /// The execution of a kernel that was interrupted for the freeze; 0: none.
-    pub interrupted: u64,
+    /// The executions of a kernel.
+    #[serde(flatten)]
+    pub executions: Executions,
 }
 
 /// What a freeze cost.

@@ -137,6 +137,12 @@ impl Target {
     }
 }
 
+/// Whether no execution has this number.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_none(exec: &u64) -> bool {
+    *exec == 0
+}
+
 /// A member of a group.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {
@@ -379,6 +385,9 @@ pub enum Captured {
         /// What its code and files are based on.
         #[serde(default)]
         revision: KernelRevision,
+        /// The execution that was under way: engine state before it, files of the moment; 0: none.
+        #[serde(default, skip_serializing_if = "is_none")]
+        under_way: u64,
     },
     /// Of a repository.
     Repository {

@@ -164,6 +164,7 @@ mod tests {
             checkpoint: CheckpointId::from_bytes([4; 16]),
             manifest: Some(digest),
             repositories: Vec::new(),
+            under_way: 0,
             revision: KernelRevision::default(),
         };
         let revision = SchemaRevision { user_version: 1, schema: "x".into() };

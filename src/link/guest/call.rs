@@ -9,7 +9,7 @@ use crate::core::error::{Error, Result};
 use crate::core::exec::{Stream, TerminalSize};
 use crate::core::ids::ExecId;
 use crate::link::binding::KernelBinding;
-use crate::link::types::{StateChunk, StateHead, WorkerUsage};
+use crate::link::types::{StateChunk, StateHeads, WorkerUsage};
 
 /// Where the answer to a call goes.
 pub type Answer<T> = oneshot::Sender<Result<T>>;
@@ -82,7 +82,7 @@ pub enum Call {
     /// Report current resource usage.
     Usage(Answer<WorkerUsage>),
     /// List the stored state entries without their bodies.
-    Heads(Answer<Vec<StateHead>>),
+    Heads(Answer<StateHeads>),
     /// Read a stored state entry.
     Entry(String, u64, Answer<Option<StatePiece>>),
     /// Fork a snapshot of the engine. Answered with the reason if there is none, else empty.

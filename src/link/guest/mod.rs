@@ -26,8 +26,8 @@ use crate::core::limits;
 use crate::link::binding::KernelBinding;
 use crate::link::connector::unix;
 use crate::link::handshake::{PROOF_BYTES, Role, WorkerIdentity};
-use crate::link::schema::worker_capnp::{exec, report, worker};
-use crate::link::types::StateChunk;
+use crate::link::schema::worker_capnp::{self as wire, exec, report, worker};
+use crate::link::types::{StateBefore, StateChunk, StateHeads};
 
 pub use call::{Answer, Bind, Call, Chunks, Report, Revision, Start, Started, StatePiece, WorkerCall};
 pub use daemon::{Daemon, Delivered, Delivery, Finish, ToolAnswer};
@@ -299,8 +299,16 @@ impl worker::Server for WorkerServer {
     }
 
     async fn state_heads(self: Rc<Self>, _: worker::StateHeadsParams, mut results: worker::StateHeadsResults) -> Done {
-        let heads = self.call(Call::Heads).await?;
-        let mut list = results.get().init_heads(heads.len() as u32);
+        let StateHeads { heads, under_way, before } = self.call(Call::Heads).await?;
+        let mut results = results.get();
+        results.set_under_way(under_way.map_or(0, |exec| exec.0));
+        results.set_before(match before {
+            StateBefore::Unknown => wire::StateBefore::Unknown,
+            StateBefore::Saved => wire::StateBefore::Saved,
+            StateBefore::Unsaved => wire::StateBefore::Unsaved,
+            StateBefore::Background => wire::StateBefore::Background,
+        });
+        let mut list = results.init_heads(heads.len() as u32);
         for (i, head) in heads.iter().enumerate() {
             let mut one = list.reborrow().get(i as u32);
             one.set_key(&head.key);

@@ -13,9 +13,9 @@ use crate::core::limits;
 use crate::core::missed::MissedEntry;
 use crate::link::frames::count_parts;
 use crate::link::host::callbacks::decode_missed;
-use crate::link::schema::worker_capnp::state_head;
+use crate::link::schema::worker_capnp::{self as wire, state_head};
 use crate::link::types::from_capnp;
-use crate::link::types::{StateChunk, StateHead};
+use crate::link::types::{StateBefore, StateChunk, StateHead, StateHeads};
 
 /// State chunks in flight; Cap'n Proto's window bounds their bytes.
 const CHUNKS_IN_FLIGHT: usize = 64;
@@ -110,9 +110,24 @@ impl WorkerLink {
     /// # Errors
     /// `Corrupt` for a damaged database, `Refused` with reason `state_size` for too much metadata.
     pub async fn state_heads(&self) -> Result<Vec<StateHead>> {
+        Ok(self.state_at_boundary().await?.heads)
+    }
+
+    /// As [`Self::state_heads`], with what they are of a running execution.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn state_at_boundary(&self) -> Result<StateHeads> {
         let answer = answered(self.client.state_heads_request().send().promise).await?;
-        let heads = answer.get().and_then(|answer| answer.get_heads()).map_err(|e| from_capnp(&e))?;
-        decode_heads(heads)
+        let answer = answer.get().map_err(|e| from_capnp(&e))?;
+        let before = match answer.get_before() {
+            Ok(wire::StateBefore::Saved) => StateBefore::Saved,
+            Ok(wire::StateBefore::Unsaved) => StateBefore::Unsaved,
+            Ok(wire::StateBefore::Background) => StateBefore::Background,
+            Ok(wire::StateBefore::Unknown) | Err(_) => StateBefore::Unknown,
+        };
+        let under_way = Some(answer.get_under_way()).filter(|exec| *exec != 0).map(ExecId);
+        Ok(StateHeads { heads: decode_heads(answer.get_heads().map_err(|e| from_capnp(&e))?)?, under_way, before })
     }
 
     /// Reads one entry of `engine.db`.

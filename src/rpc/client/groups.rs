@@ -4,7 +4,7 @@ use super::connection::{answer, fields};
 use super::host::HostClient;
 use crate::core::error::{Error, Result};
 use crate::core::freeze::difference::GroupDiff;
-use crate::core::freeze::drain::Drain;
+use crate::core::freeze::drain::{Drain, InFlight};
 use crate::core::freeze::on_failure::OnFailure;
 use crate::core::freeze::{FreezeInfo, GroupInfo, GroupRestored, MemberInfo};
 use crate::core::limits;
@@ -128,7 +128,8 @@ impl HostClient {
         let mut request = self.groups_cap().await?.freeze_request();
         request.get().set_group(group);
         request.get().set_message(message);
-        request.get().set_interrupt(drain.interrupt);
+        request.get().set_interrupt(drain.running == InFlight::Abandon);
+        request.get().set_park(drain.running == InFlight::Park);
         request.get().set_on_failure(on_failure_to_wire(on_failure));
         request.get().set_wait_ms(wait_ms(drain));
         let response = self.link.wait(request.send().promise).await?;
@@ -164,7 +165,7 @@ impl HostClient {
         request.get().set_ref(reference);
         let length = u32::try_from(members.len()).map_err(|_| Error::invalid("too many members"))?;
         crate::rpc::convert::write_text_list(request.get().init_members(length), members);
-        request.get().set_interrupt(drain.interrupt);
+        request.get().set_interrupt(drain.running == InFlight::Abandon);
         request.get().set_wait_ms(wait_ms(drain));
         let response = self.link.wait(request.send().promise).await?;
         restoration(fields(fields(response.get())?.get_restoration())?)
@@ -177,7 +178,7 @@ impl HostClient {
     pub async fn undo_group(&self, group: &str, drain: Drain) -> Result<GroupRestored> {
         let mut request = self.groups_cap().await?.undo_request();
         request.get().set_group(group);
-        request.get().set_interrupt(drain.interrupt);
+        request.get().set_interrupt(drain.running == InFlight::Abandon);
         request.get().set_wait_ms(wait_ms(drain));
         let response = self.link.wait(request.send().promise).await?;
         restoration(fields(fields(response.get())?.get_restoration())?)

@@ -7,6 +7,7 @@ use super::{read_name, read_text, read_text_list, write_text_list};
 use crate::core::error::Result;
 use crate::core::freeze::cost::{FreezeCost, MemberCost};
 use crate::core::freeze::difference::GroupDifference;
+use crate::core::freeze::drain::Executions;
 use crate::core::freeze::on_failure::OnFailure;
 use crate::core::freeze::portable::PackedGroup;
 use crate::core::freeze::{FreezeInfo, GroupInfo, MemberInfo};
@@ -162,7 +163,12 @@ fn read_cost(reader: wire::freeze_cost::Reader<'_>) -> Result<FreezeCost> {
             growth: read_name(member.get_growth(), "growth of a member")?,
             pause_us: member.get_pause_us(),
             store_us: member.get_store_us(),
-            interrupted: member.get_interrupted(),
+            executions: Executions {
+                interrupted: member.get_interrupted(),
+                parked: member.get_parked(),
+                awaited: read_numbers(member.get_awaited(), "awaited")?,
+                queued: read_numbers(member.get_queued(), "queued")?,
+            },
         })
     };
     Ok(FreezeCost {
@@ -171,6 +177,18 @@ fn read_cost(reader: wire::freeze_cost::Reader<'_>) -> Result<FreezeCost> {
         total_us: reader.get_total_us(),
         members: members.iter().map(read).collect::<Result<_>>()?,
     })
+}
+
+fn read_numbers(list: capnp::Result<capnp::primitive_list::Reader<'_, u64>>, what: &'static str) -> Result<Vec<u64>> {
+    let list = list.map_err(|e| malformed(what, e))?;
+    bounded(list.len(), what, limits::VALUE_ITEMS)?;
+    Ok(list.iter().collect())
+}
+
+fn write_numbers(mut list: capnp::primitive_list::Builder<'_, u64>, numbers: &[u64]) {
+    for (at, number) in numbers.iter().enumerate() {
+        list.set(count(at), *number);
+    }
 }
 
 fn write_cost(mut builder: wire::freeze_cost::Builder<'_>, cost: &FreezeCost) {
@@ -185,7 +203,11 @@ fn write_cost(mut builder: wire::freeze_cost::Builder<'_>, cost: &FreezeCost) {
         builder.set_growth(member.growth.as_str());
         builder.set_pause_us(member.pause_us);
         builder.set_store_us(member.store_us);
-        builder.set_interrupted(member.interrupted);
+        let Executions { interrupted, parked, awaited, queued } = &member.executions;
+        builder.set_interrupted(*interrupted);
+        builder.set_parked(*parked);
+        write_numbers(builder.reborrow().init_awaited(count(awaited.len())), awaited);
+        write_numbers(builder.init_queued(count(queued.len())), queued);
     }
 }
 

@@ -8,7 +8,7 @@ use capnp_rpc::new_client;
 use super::Connection;
 use super::portable::BundleReaderServer;
 use crate::core::error::{Error, Result};
-use crate::core::freeze::drain::Drain;
+use crate::core::freeze::drain::{Drain, InFlight};
 use crate::core::freeze::{Freeze, FreezeInfo, Group, GroupInfo, Member, MemberInfo, Target};
 use crate::core::ids::FreezeId;
 use crate::core::limits;
@@ -89,7 +89,7 @@ pub(super) async fn freeze_info(
 }
 
 /// What happens to running code.
-fn drain(interrupt: bool, wait_ms: u64) -> capnp::Result<Drain> {
+fn drain((interrupt, park): (bool, bool), wait_ms: u64) -> capnp::Result<Drain> {
     let wait = match wait_ms {
         0 => Drain::default().wait,
         ms if Duration::from_millis(ms) <= limits::FREEZE_WAIT => Duration::from_millis(ms),
@@ -99,7 +99,8 @@ fn drain(interrupt: bool, wait_ms: u64) -> capnp::Result<Drain> {
             return Err(to_capnp(refused.hint("wait for its end before, or interrupt it")));
         }
     };
-    Ok(Drain { interrupt, wait })
+    let both = || to_capnp(Error::invalid("an execution is interrupted or parked, not both"));
+    Ok(Drain { running: InFlight::asked(interrupt, park).ok_or_else(both)?, wait })
 }
 
 impl groups::Server for GroupsServer {
@@ -174,7 +175,7 @@ impl groups::Server for GroupsServer {
         let params = params.get()?;
         let group = read_name(params.get_group(), "group").map_err(to_capnp)?;
         let message = read_text(params.get_message(), "message").map_err(to_capnp)?;
-        let drain = drain(params.get_interrupt(), params.get_wait_ms())?;
+        let drain = drain((params.get_interrupt(), params.get_park()), params.get_wait_ms())?;
         let on_failure = on_failure_from_wire(params.get_on_failure()?);
         let taken = freeze::freeze(self.supervisor(), &group, (&message, drain, on_failure), &self.actor).await;
         let freeze::Taken { freeze, cost, notes } = taken.map_err(to_capnp)?;
@@ -213,7 +214,7 @@ impl groups::Server for GroupsServer {
         let group = read_name(params.get_group(), "group").map_err(to_capnp)?;
         let reference = read_text(params.get_ref(), "ref").map_err(to_capnp)?;
         let members = read_text_list(params.get_members(), "members", limits::GROUP_MEMBERS).map_err(to_capnp)?;
-        let drain = drain(params.get_interrupt(), params.get_wait_ms())?;
+        let drain = drain((params.get_interrupt(), false), params.get_wait_ms())?;
         let done = freeze::restore(self.supervisor(), &group, &reference, (members, drain), &self.actor).await;
         self.restored(&group, done, results.get().init_restoration()).await
     }
@@ -221,7 +222,7 @@ impl groups::Server for GroupsServer {
     async fn undo(self: Rc<Self>, params: groups::UndoParams, mut results: groups::UndoResults) -> capnp::Result<()> {
         let params = params.get()?;
         let group = read_name(params.get_group(), "group").map_err(to_capnp)?;
-        let drain = drain(params.get_interrupt(), params.get_wait_ms())?;
+        let drain = drain((params.get_interrupt(), false), params.get_wait_ms())?;
         let done = freeze::undo(self.supervisor(), &group, drain, &self.actor).await;
         self.restored(&group, done, results.get().init_restoration()).await
     }

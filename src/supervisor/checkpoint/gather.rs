@@ -8,9 +8,10 @@ use super::machine;
 use super::memory::{self, Copy, Keep};
 use super::quiesce::{Quiesced, Stop};
 use super::state;
-use crate::core::checkpoint::{MachinePart, StateParts};
+use crate::core::checkpoint::{CheckpointType, MachinePart, StateParts};
 use crate::core::error::Result;
-use crate::core::ids::{CheckpointId, Digest};
+use crate::core::ids::{CheckpointId, Digest, ExecId};
+use crate::core::missed::MissedEntry;
 use crate::core::snapshot::PortableKind;
 use crate::isolation::SavedMachine;
 use crate::link::host::WorkerLink;
@@ -31,6 +32,16 @@ pub(super) struct Gathered {
     /// The machine; only in kind teleport.
     pub machine: Option<MachinePart>,
     pub objects: Objects,
+    /// The execution that was under way.
+    pub under_way: Option<UnderWay>,
+}
+
+/// An execution beside which a kernel was captured: the engine's state is that before it.
+#[derive(Debug, Clone)]
+pub(super) struct UnderWay {
+    pub exec: ExecId,
+    /// What the state before it lacked.
+    pub missed: Vec<MissedEntry>,
 }
 
 /// Objects on their way into the store.
@@ -78,6 +89,7 @@ pub(super) struct Gathering {
     objects: Objects,
     collected: Result<Collected>,
     machine: Option<SavedMachine>,
+    under_way: Option<UnderWay>,
 }
 
 impl Gathering {
@@ -94,13 +106,18 @@ impl Gathering {
     /// # Errors
     /// Capture errors of the files.
     pub async fn finish(self, host: &Host) -> Result<Gathered> {
-        let Gathering { id, copy, parts, state, mut objects, collected, machine } = self;
+        let Gathering { id, copy, parts, state, mut objects, collected, machine, under_way } = self;
         let files = objects.files.finish(collected?).await?;
         let machine = match machine {
             Some(saved) => Some(machine::store(host, saved, &objects.together).await?),
             None => None,
         };
-        Ok(Gathered { id, copy, parts, state, files, machine, objects })
+        Ok(Gathered { id, copy, parts, state, files, machine, objects, under_way })
+    }
+
+    /// The execution beside which it was captured.
+    pub fn under_way(&self) -> Option<ExecId> {
+        self.under_way.as_ref().map(|under_way| under_way.exec)
     }
 }
 
@@ -188,5 +205,38 @@ pub(super) async fn gather_quiesced(
             Err(error) => collected = Err(error),
         }
     }
-    Ok((Gathering { id, copy, parts, state, objects, collected, machine }, still))
+    let under_way = None;
+    Ok((Gathering { id, copy, parts, state, objects, collected, machine, under_way }, still))
+}
+
+/// As [`gather_quiesced`], beside a running execution, which goes on when the caller ends that: the files of the moment, and
+/// the engine's state from before it. The caller keeps other work from starting. `None`: the execution has ended.
+///
+/// # Errors
+/// `unsupported` (`park`) if that state is not saved; as [`gather_quiesced`].
+pub(super) async fn gather_beside(
+    host: &Rc<Host>,
+    kernel: &Rc<Kernel>,
+    link: &Rc<WorkerLink>,
+    (exec, kind): (ExecId, CheckpointType),
+) -> Result<Option<(Gathering, Quiesced)>> {
+    let together = host.store.run_beside(|store| Ok(Arc::new(SharedBatch::begin(store)))).await?;
+    let files = Files::of(host, kernel).await?;
+    let mut objects = Objects { together: Arc::clone(&together), files, are_durable: false };
+    let prepared = objects.files.prepare(&together);
+    let saved = state::capture_before(link, &host.store, &together, exec);
+    let (prepared, saved) = futures::join!(prepared, saved);
+    prepared?;
+    let Some((parts, state)) = saved? else { return Ok(None) };
+    // Its end may change the list.
+    let under_way = Some(UnderWay { exec, missed: kernel.view().missed });
+    let still = Quiesced::stopped(kernel, Some(link), Stop::FreezeAtWork).await?;
+    let is_under_way = state::saved_before(link, exec).await;
+    if !matches!(is_under_way, Ok(Some(_))) {
+        still.end().await?;
+        return is_under_way.map(|_| None);
+    }
+    let collected = objects.files.collect(&together).await;
+    let (id, copy) = (CheckpointId::from_bytes(host.random()), memory::none_at_work(host, kernel.spec().engine, kind));
+    Ok(Some((Gathering { id, copy, parts, state, objects, collected, machine: None, under_way }, still)))
 }

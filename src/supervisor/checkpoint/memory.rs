@@ -36,6 +36,13 @@ pub(super) struct Copy {
     pub took_us: Option<u64>,
 }
 
+/// No copy, because the engine runs an execution.
+pub(super) fn none_at_work(host: &Host, engine: EngineName, kind: CheckpointType) -> Copy {
+    let reason = "an execution was under way: an engine copies itself between two".to_owned();
+    let missed = MissedEntry { key: KEY.into(), type_name: "interpreter".into(), reason };
+    Copy { why_not: unwanted(host, engine, kind).is_none().then_some(missed), took_us: None }
+}
+
 /// Asks the engine to keep a copy of itself for a checkpoint, where a copy is useful.
 ///
 /// # Errors

@@ -14,6 +14,8 @@ use crate::supervisor::kernel::sharing::FilesHold;
 pub(super) enum Stop {
     /// Its processes are frozen for a moment; they continue if the daemon ends.
     Freeze,
+    /// As before, beside its running execution.
+    FreezeAtWork,
     /// They stay stopped until a daemon adopts the worker, also in a copy of its machine.
     Suspend,
 }
@@ -44,6 +46,7 @@ impl Quiesced {
         if let Some(link) = link {
             match stop {
                 Stop::Freeze => freeze(link).await?,
+                Stop::FreezeAtWork => freeze_at_work(link).await?,
                 Stop::Suspend => suspend(link).await?,
             }
         }
@@ -76,11 +79,21 @@ impl Quiesced {
             }
         }
         match (&self.own, self.stop) {
-            (Some(own), Stop::Freeze) => own.thaw().await,
+            (Some(own), Stop::Freeze | Stop::FreezeAtWork) => own.thaw().await,
             (Some(own), Stop::Suspend) => resume(own).await,
             (None, _) => Ok(()),
         }
     }
+}
+
+/// Freezes everything inside beside a running execution. On failure, nothing stays frozen.
+async fn freeze_at_work(link: &WorkerLink) -> Result<()> {
+    let frozen = link.freeze_at_work().await;
+    if frozen.is_err() {
+        // The worker may be frozen although its reply was lost.
+        let _ = link.thaw().await;
+    }
+    frozen
 }
 
 /// Suspends a worker until a daemon resumes it. On failure, it runs on.

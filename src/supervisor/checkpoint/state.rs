@@ -10,11 +10,11 @@ use crate::catalog::{EngineInfo, Entry};
 use crate::core::checkpoint::{StatePart, StateParts};
 use crate::core::engine::EngineName;
 use crate::core::error::{Error, Result};
-use crate::core::ids::{Digest, KernelId};
+use crate::core::ids::{Digest, ExecId, KernelId};
 use crate::core::limits;
 use crate::core::spec::Isolation;
 use crate::link::host::WorkerLink;
-use crate::link::types::{StateChunk, StateHead};
+use crate::link::types::{StateBefore, StateChunk, StateHead, StateHeads};
 use crate::store::StoreHandle;
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
@@ -38,7 +38,57 @@ pub(super) async fn capture(
     objects: &Arc<SharedBatch>,
 ) -> Result<(StateParts, Digest)> {
     link.save().await?;
-    let heads = link.state_heads().await?;
+    store_entries(link, store, objects, link.state_heads().await?).await
+}
+
+/// Stores the state before a running execution, which `engine.db` has until the execution ends. Returns the list and its
+/// address; `None`: it has ended.
+///
+/// # Errors
+/// As [`saved_before`], and as [`capture`].
+pub(super) async fn capture_before(
+    link: &Rc<WorkerLink>,
+    store: &StoreHandle,
+    objects: &Arc<SharedBatch>,
+    exec: ExecId,
+) -> Result<Option<(StateParts, Digest)>> {
+    let Some(heads) = saved_before(link, exec).await? else { return Ok(None) };
+    let stored = store_entries(link, store, objects, heads).await;
+    if stored.is_err() && saved_before(link, exec).await?.is_none() {
+        // Its end changed what was read.
+        return Ok(None);
+    }
+    stored.map(Some)
+}
+
+/// The entries of `engine.db`, if they are the state before a running execution; `None`: it has ended.
+///
+/// # Errors
+/// `unsupported` (`park`) if they are not, or if the worker does not know; those of [`WorkerLink::state_heads`].
+pub(super) async fn saved_before(link: &WorkerLink, exec: ExecId) -> Result<Option<Vec<StateHead>>> {
+    let StateHeads { heads, under_way, before } = link.state_at_boundary().await?;
+    let why = match (before, under_way == Some(exec)) {
+        (StateBefore::Unknown, _) => "its worker is of an earlier release",
+        (_, false) => return Ok(None),
+        (StateBefore::Saved, true) => return Ok(Some(heads)),
+        (StateBefore::Unsaved, true) => "what an earlier execution changed could not be saved",
+        (StateBefore::Background, true) => {
+            "threads, tasks or timers were at work in the engine when it began, and may have changed variables since the \
+             last save"
+        }
+    };
+    Err(Error::unsupported(format!("execution {exec} cannot be parked: {why}")).reason("park").hint(
+        "take a checkpoint before long executions (`ryokan checkpoint`) and end work beside them, or wait for its end \
+         (--wait) or interrupt it (--interrupt)",
+    ))
+}
+
+async fn store_entries(
+    link: &Rc<WorkerLink>,
+    store: &StoreHandle,
+    objects: &Arc<SharedBatch>,
+    heads: Vec<StateHead>,
+) -> Result<(StateParts, Digest)> {
     let known = {
         let addresses: Vec<Digest> = heads.iter().map(|head| head.digest).collect();
         store.run(move |store| Ok(addresses.into_iter().map(|at| store.claim(at)).collect::<Vec<_>>())).await?

@@ -5,7 +5,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::files::CapturedFiles;
-use super::gather::{Gathered, Objects, gather, gather_machine};
+use super::gather::{Gathered, Objects, UnderWay, gather, gather_machine};
 use super::machine;
 use super::memory::Keep;
 use crate::catalog::state::{Added, NewCheckpoint, Together, WORK_CHANGED};
@@ -112,14 +112,15 @@ pub(super) async fn seal(
     actor: &Actor,
     with: Option<Together>,
 ) -> Result<(Checkpoint, Option<Outcome>)> {
-    let Gathered { id, parts, state, copy, files, machine, mut objects } = gathered;
+    let Gathered { id, parts, state, copy, files, machine, mut objects, under_way } = gathered;
     let machine_bytes = machine.as_ref().map_or(0, MachinePart::bytes);
     let before = kernel.view().version;
     let named = with.as_ref().map(|with| with.request().change.names());
     let found = revisions(host, &objects, files.part.tree).await?;
     let mut tries = 0;
     let (sealed, Added { checkpoint, outcome, sequence }) = loop {
-        let (mut manifest, work_seen) = manifest(host, kernel, id, state, &files, with.as_ref()).await?;
+        let (mut manifest, work_seen) =
+            manifest(host, kernel, (id, state), &files, under_way.as_ref(), with.as_ref()).await?;
         manifest.kind = Manifest::kind_with(machine.as_ref());
         manifest.machine.clone_from(&machine);
         manifest.missed.extend(copy.why_not.iter().cloned());
@@ -145,6 +146,7 @@ pub(super) async fn seal(
             work: manifest.work,
             work_seen: Some(work_seen),
             with: with.clone(),
+            under_way: under_way.as_ref().map(|under_way| under_way.exec),
         };
         tries += 1;
         match kernel.records.add_checkpoint(new, actor).await {
@@ -206,9 +208,9 @@ pub(super) async fn freeze(link: &WorkerLink) -> Result<()> {
 async fn manifest(
     host: &Rc<Host>,
     kernel: &Rc<Kernel>,
-    id: CheckpointId,
-    state: Digest,
+    (id, state): (CheckpointId, Digest),
     files: &CapturedFiles,
+    under_way: Option<&UnderWay>,
     with: Option<&Together>,
 ) -> Result<(Manifest, WorkflowPart)> {
     let tools = kernel.offered_tools().iter().map(tool_part).collect();
@@ -218,7 +220,13 @@ async fn manifest(
         None => seen.clone(),
     };
     let view = kernel.view();
+    let mut journal = view.version.saturating_sub(1);
     let mut missed = view.missed;
+    if let Some(under_way) = under_way {
+        let entry = kernel.records.state.exec_entry(under_way.exec).await?;
+        journal = entry.map_or(journal, |entry| entry.saturating_sub(1));
+        missed.clone_from(&under_way.missed);
+    }
     // Not part of the present state any more.
     missed.retain(|entry| !entry.has_ended());
     missed.extend(files.missed.iter().cloned());
@@ -244,7 +252,7 @@ async fn manifest(
         at_ms: host.now_ms(),
         engine: kernel.spec().engine,
         spec: kernel.spec_now(),
-        journal: view.version.saturating_sub(1),
+        journal,
         state,
         workspace: files.part.clone(),
         mounts,

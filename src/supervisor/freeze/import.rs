@@ -393,19 +393,19 @@ impl Arriving<'_> {
         };
         let place = here(&one.member.target);
         Ok(match one.part.captured.clone() {
-            Captured::Kernel { kernel, checkpoint, repositories, revision, .. } if self.moved => {
+            Captured::Kernel { kernel, checkpoint, repositories, revision, under_way, .. } if self.moved => {
                 let gone = || Error::not_found(format!("kernel {kernel} of the group is gone"));
                 let found = self.supervisor.get(kernel).ok_or_else(gone)?;
                 let kernel_name = found.spec().name.to_string();
                 let manifest = Some(found.records.checkpoint(checkpoint).await?.ok_or_else(gone)?.manifest);
                 self.supervisor.host().catalog.begin_pins(vec![(kernel, checkpoint)]).await?;
                 found.records.pin_checkpoint(checkpoint, true).await?;
-                Captured::Kernel { kernel, kernel_name, checkpoint, manifest, repositories, revision }
+                Captured::Kernel { kernel, kernel_name, checkpoint, manifest, repositories, revision, under_way }
             }
-            Captured::Kernel { kernel, checkpoint, repositories, revision, .. } => {
+            Captured::Kernel { kernel, checkpoint, repositories, revision, under_way, .. } => {
                 let (id, name, manifest) = self.kernel(one, kernel, resources).await?;
                 let (kernel, kernel_name, manifest) = (id, name, Some(manifest));
-                Captured::Kernel { kernel, kernel_name, checkpoint, manifest, repositories, revision }
+                Captured::Kernel { kernel, kernel_name, checkpoint, manifest, repositories, revision, under_way }
             }
             Captured::Repository { part, .. } => {
                 Captured::Repository { path: place, part: RepositoryPart { linked_to: None, ..part } }

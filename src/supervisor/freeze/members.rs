@@ -10,7 +10,7 @@ use super::{kept_commits, objects, submodules};
 use crate::core::checkpoint::CheckpointType;
 use crate::core::error::{Error, Result};
 use crate::core::freeze::cost::{Driver, MemberCost};
-use crate::core::freeze::drain::Drain;
+use crate::core::freeze::drain::{Drain, Executions};
 use crate::core::freeze::refs::RepositoryLock;
 use crate::core::freeze::{Captured, Group, KernelRevision, Member, Part, Target};
 use crate::core::ids::{CheckpointId, FreezeId, GroupId, KernelId};
@@ -40,8 +40,8 @@ pub(super) struct Live {
     captured: Option<Captured>,
     /// Time of its steps within the pause, and for storing it.
     spent: (Duration, Duration),
-    /// The execution that was interrupted for it; 0: none.
-    interrupted: u64,
+    /// What became of the executions of a kernel.
+    executions: Executions,
     /// What it is to become.
     pub target: Option<Captured>,
 }
@@ -126,7 +126,7 @@ pub(super) async fn open_in(supervisor: &Supervisor, group: &Group, member: &Mem
         group: (group.id, group.uid, group.name.clone()),
         captured: None,
         spent: (Duration::ZERO, Duration::ZERO),
-        interrupted: 0,
+        executions: Executions::default(),
         target: None,
     })
 }
@@ -208,7 +208,7 @@ impl Live {
         match &mut self.kind {
             LiveKind::Kernel { kernel, held, .. } => {
                 let kernel = HeldKernel::hold(&self.host, kernel, transition, actor, drain).await?;
-                self.interrupted = kernel.interrupted.map_or(0, |exec| exec.0);
+                self.executions = kernel.executions();
                 *held = Some(Box::new(kernel));
             }
             LiveKind::Data(source) => {
@@ -266,6 +266,7 @@ impl Live {
             LiveKind::Kernel { held, checkpoint, .. } => {
                 let held = held.as_mut().ok_or_else(not_held)?;
                 *checkpoint = Some(held.capture(kind).await?);
+                self.executions = held.executions();
                 Ok(held.revision())
             }
             LiveKind::Repository { path, repository, state, .. } => {
@@ -314,6 +315,7 @@ impl Live {
                     manifest: Some(checkpoint.manifest),
                     revision: KernelRevision::from(&manifest),
                     repositories: manifest.repositories,
+                    under_way: self.executions.parked,
                 });
             }
             (LiveKind::Repository { repository, state, .. }, Some(Captured::Repository { part, .. })) => {
@@ -347,7 +349,14 @@ impl Live {
         let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         let (name, growth) = (self.name.clone(), driver.growth().name().into());
         let (pause_us, store_us) = (us(self.spent.0), us(self.spent.1));
-        MemberCost { name, driver: driver.name().into(), growth, pause_us, store_us, interrupted: self.interrupted }
+        MemberCost {
+            name,
+            driver: driver.name().into(),
+            growth,
+            pause_us,
+            store_us,
+            executions: self.executions.clone(),
+        }
     }
 
     /// Whether it is a kernel that starts no executions.
@@ -407,6 +416,9 @@ impl Live {
         match held {
             Some(held) => {
                 let paused = held.pause().await;
+                if held.is_beside() {
+                    pauses::when_idle(kernel);
+                }
                 kernel.threads().iter().for_each(pauses::when_idle);
                 paused
             }
@@ -462,7 +474,8 @@ impl Live {
         };
         // Nothing holds it.
         let (checkpoint, manifest) = (CheckpointId::from_bytes([0; 16]), None);
-        let captured = Captured::Kernel { kernel, kernel_name, checkpoint, manifest, repositories, revision };
+        let captured =
+            Captured::Kernel { kernel, kernel_name, checkpoint, manifest, repositories, revision, under_way: 0 };
         Part { name: self.name.clone(), captured, driver: String::new(), storage: Default::default() }
     }
 
@@ -508,9 +521,9 @@ impl Live {
         let target = self.target()?.clone();
         let safety = self.captured()?.clone();
         match (&mut self.kind, target, safety) {
-            (LiveKind::Kernel { held, .. }, Captured::Kernel { checkpoint, .. }, _) => {
+            (LiveKind::Kernel { held, .. }, Captured::Kernel { checkpoint, under_way, .. }, _) => {
                 let restored = held.as_mut().ok_or_else(not_held)?.restore(checkpoint, actor).await?;
-                return Ok(self.notes_of_restore(&restored));
+                return Ok(self.notes_of_restore(&restored, under_way));
             }
             (
                 LiveKind::Repository { path, repository, .. },

@@ -557,6 +557,7 @@ async fn part(supervisor: &Supervisor, group: &Group, prepared: &teleport::Prepa
         manifest: Some(prepared.checkpoint.manifest),
         revision: KernelRevision::from(&manifest),
         repositories: manifest.repositories,
+        under_way: 0,
     };
     Ok(Part { name, captured, driver: String::new(), storage: Default::default() })
 }

@@ -118,6 +118,7 @@ mod tests {
                 checkpoint: CheckpointId::from_bytes([0; 16]),
                 manifest: None,
                 repositories: (0..repositories).map(repository).collect(),
+                under_way: 0,
                 revision,
             };
             Part { name: name.into(), captured, driver: String::new(), storage: Default::default() }

@@ -308,6 +308,9 @@ impl Run<'_> {
         };
         self.notes.extend(omitted(&manifest.parts));
         for one in live.iter() {
+            if self.taking.suspend.is_some() {
+                self.notes.extend(one.executions());
+            }
             let found = one.notes_of_capture()?.into_iter();
             self.notes.extend(found.map(|what| format!("member {}: {what}", one.name)));
         }

@@ -265,7 +265,7 @@ impl<'a> Run<'a> {
                 let drain = self.drain;
                 let suspended =
                     in_time(own, most, async { done(self.live[n].suspend(kind, actor, drain).await) }).await;
-                self.notes.extend(self.live[n].interrupted());
+                self.notes.extend(self.live[n].executions());
                 suspended
             }
             Action::Safety => done(self.take_safety().await),

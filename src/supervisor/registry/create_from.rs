@@ -398,6 +398,7 @@ async fn seal(
         work: seed.manifest.work.clone(),
         work_seen: None,
         with: None,
+        under_way: None,
     };
     Ok((new, sealed))
 }
@@ -444,6 +445,7 @@ async fn imported(
         work: manifest.work,
         work_seen: None,
         with: None,
+        under_way: None,
     };
     Ok(FirstCheckpoint { new, parent: packed.parent, entry })
 }

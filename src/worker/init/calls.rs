@@ -14,7 +14,7 @@ use crate::core::error::{Error, Result};
 use crate::core::ids::ExecId;
 use crate::core::limits;
 use crate::link::guest::{Answer, Bind, Call, Report, StatePiece, ToolAnswer, WorkerCall};
-use crate::link::types::StateHead;
+use crate::link::types::{StateBefore, StateHead, StateHeads};
 
 impl Worker {
     pub(super) fn on_call(&mut self, call: WorkerCall) {
@@ -174,7 +174,7 @@ impl Worker {
         }
     }
 
-    fn heads(&self) -> Result<Vec<StateHead>> {
+    fn heads(&self) -> Result<StateHeads> {
         let head = |head: EntryHead| StateHead {
             key: head.key,
             meta_json: head.meta_json,
@@ -182,7 +182,12 @@ impl Worker {
             size: head.size,
             exec: Some(head.exec).filter(|exec| *exec != 0).map(ExecId),
         };
-        Ok(self.state.heads()?.into_iter().map(head).collect())
+        let heads = self.state.heads()?.into_iter().map(head).collect();
+        let (under_way, before) = match &self.run {
+            Some(run) => (Some(run.exec), run.before),
+            None => (None, StateBefore::Saved),
+        };
+        Ok(StateHeads { heads, under_way, before })
     }
 
     fn entry(&self, key: &str, offset: u64) -> Result<Option<StatePiece>> {

@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use super::engine_frames::EngineEnd;
 use super::stdin::Stdin;
 use super::{Life, Worker};
+use crate::core::engine::EngineName;
 use crate::core::error::{Error, Result};
 use crate::core::exec::{CODE_INTERRUPTED, CODE_LOST, CODE_TIMEOUT, ExecEnd, ExecStatus, Stream};
 use crate::core::ids::ExecId;
@@ -20,6 +21,7 @@ use crate::core::kernel::CrashCause;
 use crate::core::limits;
 use crate::link::frames::{EndStatus, InterruptWay};
 use crate::link::guest::{Answer, ExecChannelService, Finish, Start, Started};
+use crate::link::types::StateBefore;
 
 /// Longest reason in a note about a name, characters.
 const REASON_CHARS: usize = 200;
@@ -35,6 +37,8 @@ pub(super) struct Run {
     /// Its number.
     pub exec: ExecId,
     request: u64,
+    /// Whether `engine.db` has the state before it.
+    pub before: StateBefore,
     started: Instant,
     timeout: Option<Instant>,
     timeout_ms: u64,
@@ -137,6 +141,7 @@ impl Worker {
             self.pipes.drain(|stream, data| outbox.background(stream, data));
         }
         let request = self.next_id();
+        let before = self.state_before();
         // Recorded before the engine receives it: the execution may end before init runs again.
         let now = Instant::now();
         if let Err(why) = self.control.request(request, &request_json, read_end) {
@@ -145,14 +150,34 @@ impl Worker {
         }
         self.ledger.begin(exec, usize::try_from(output_kept_bytes).unwrap_or(usize::MAX));
         let timeout = (timeout_ms > 0).then(|| now.checked_add(Duration::from_millis(timeout_ms))).flatten();
-        self.run =
-            Some(Run { exec, request, started: now, timeout, timeout_ms, halt: Halt::No, stdin, unanswered: None });
+        self.run = Some(Run {
+            exec,
+            request,
+            before,
+            started: now,
+            timeout,
+            timeout_ms,
+            halt: Halt::No,
+            stdin,
+            unanswered: None,
+        });
         self.start_watch();
         if !acknowledged.is_empty() {
             // While the engine works anyway.
             self.state.tidy();
         }
         Ok(())
+    }
+
+    /// Whether `engine.db` has the engine's state, before an execution changes it.
+    fn state_before(&self) -> StateBefore {
+        // Threads and timers of these engines share the variables; other engines' jobs are processes.
+        let shares = matches!(self.settings.engine, EngineName::Python | EngineName::Node);
+        match (self.state.has_entries_to_store(), shares && !self.state.jobs().is_empty()) {
+            (true, _) => StateBefore::Unsaved,
+            (false, true) => StateBefore::Background,
+            (false, false) => StateBefore::Saved,
+        }
     }
 
     /// Whether output is held back for the answer to a start.

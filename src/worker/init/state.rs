@@ -334,6 +334,11 @@ impl State {
         self.unsaved_since
     }
 
+    /// Whether entries wait to be stored.
+    pub fn has_entries_to_store(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
     /// Whether there are changes to store.
     pub fn is_dirty(&self) -> bool {
         !self.pending.is_empty() || self.missed_changed || self.jobs_changed

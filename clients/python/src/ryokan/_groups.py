@@ -75,6 +75,7 @@ class Groups:
         message: str = "",
         *,
         interrupt: bool = False,
+        park: bool = False,
         wait: float | None = None,
         on_failure: str = "group",
     ) -> types.Freeze:
@@ -84,11 +85,12 @@ class Groups:
             group: the group.
             message: what the state is, for `restore`.
             interrupt: interrupt running executions instead of waiting for them.
+            park: let them go on after the pause; the freeze holds the variables from before them.
             wait: seconds to wait for them, at most an hour; None: a minute.
             on_failure: `resume`, `pause` (the kernels start nothing until `resume`), or `group`: as `configure` said.
         """
         wait_ms = _wire.milliseconds(wait, "wait")
-        answer = await self._call("freeze", group, message, interrupt, wait_ms, on_failure)
+        answer = await self._call("freeze", group, message, interrupt, wait_ms, on_failure, park)
         return _wire_groups.freeze(answer.freeze, True)
 
     async def configure(self, group: str, *, on_failure: str) -> None:

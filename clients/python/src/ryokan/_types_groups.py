@@ -48,6 +48,12 @@ class MemberCost:
     """Seconds after the pause."""
     interrupted: int
     """The execution that was interrupted for it; 0: none."""
+    parked: int
+    """The execution that was under way and went on; 0: none."""
+    awaited: tuple[int, ...]
+    """Executions whose end was awaited."""
+    queued: tuple[int, ...]
+    """Executions in the queue, which are in no freeze."""
 
 
 @dataclass(frozen=True)

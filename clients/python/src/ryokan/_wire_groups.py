@@ -34,7 +34,15 @@ def group(reader: Any) -> types.Group:
 def _cost(reader: Any) -> types.FreezeCost:
     members = [
         types.MemberCost(
-            one.name, one.driver, one.growth, _seconds(one.pauseUs), _seconds(one.storeUs), one.interrupted
+            one.name,
+            one.driver,
+            one.growth,
+            _seconds(one.pauseUs),
+            _seconds(one.storeUs),
+            one.interrupted,
+            one.parked,
+            tuple(one.awaited),
+            tuple(one.queued),
         )
         for one in reader.members
     ]

@@ -14,8 +14,9 @@ const NOTED: usize = 8;
 const NOTED_CHARS: usize = 100;
 
 impl Live {
-    /// What the restore of a member kernel has ended, and what it could not bring back.
-    pub(super) fn notes_of_restore(&self, restored: &Restoration) -> Vec<String> {
+    /// What the restore of a member kernel has ended, and what it could not bring back. `under_way`: the execution beside
+    /// which it was captured; 0: none.
+    pub(super) fn notes_of_restore(&self, restored: &Restoration, under_way: u64) -> Vec<String> {
         let excerpt =
             |text: &str| text.lines().next().unwrap_or_default().chars().take(NOTED_CHARS).collect::<String>();
         let listed = |what: &str, entries: Vec<String>| {
@@ -25,7 +26,13 @@ impl Live {
         };
         let ended = restored.ended.iter().map(|job| format!("{} ({})", job.id, excerpt(&job.command)));
         let missed = restored.missed.iter().map(|missed| format!("{} ({})", missed.key, excerpt(&missed.reason)));
-        [listed("ended", ended.collect()), listed("not restored", missed.collect())].into_iter().flatten().collect()
+        let name = &self.name;
+        let begun = format!(
+            "member {name}: execution {under_way} was under way: variables are those before it, files those of that moment"
+        );
+        let begun = (under_way != 0).then_some(begun);
+        let lists = [listed("ended", ended.collect()), listed("not restored", missed.collect())];
+        lists.into_iter().chain([begun]).flatten().collect()
     }
 
     /// What a client must know of what was captured.
@@ -45,10 +52,10 @@ impl Live {
         )
     }
 
-    /// Says which execution of a kernel was interrupted for the operation.
-    pub fn interrupted(&self) -> Option<String> {
-        let (name, exec) = (&self.name, self.interrupted);
-        (exec != 0).then(|| format!("member {name}: execution {exec} was interrupted"))
+    /// What became of the executions of a kernel.
+    pub fn executions(&self) -> impl Iterator<Item = String> {
+        let name = self.name.clone();
+        self.executions.named().into_iter().map(move |what| format!("member {name}: {what}"))
     }
 
     /// What held its content.

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use crate::core::error::{Error, Result};
 
 /// Options whose name says that they hold a secret. The others with such a name are files, and settings of postgres_fdw.
-const SECRET: &str = r"(option_name ~* 'pass|pwd|secret|token|credential|(api|access|private|client|server)_?key' \
+const SECRET: &str = "(option_name ~* 'pass|pwd|secret|token|credential|(api|access|private|client|server)_?key' \
     AND option_name NOT IN ('passfile', 'password_required', 'use_scram_passthrough') \
     OR option_value ~* '://[^/@[:space:]]*:[^/@[:space:]]+@|(password|passwd|pwd)[[:space:]]*=') AND option_value <> ''";
 /// Options that an error names, at most.

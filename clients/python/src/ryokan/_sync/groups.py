@@ -70,6 +70,7 @@ class Groups:
         message: str = "",
         *,
         interrupt: bool = False,
+        park: bool = False,
         wait: float | None = None,
         on_failure: str = "group",
     ) -> types.Freeze:
@@ -79,10 +80,13 @@ class Groups:
             group: the group.
             message: what the state is, for `restore`.
             interrupt: interrupt running executions instead of waiting for them.
+            park: let them go on after the pause; the freeze holds the variables from before them.
             wait: seconds to wait for them, at most an hour; None: a minute.
             on_failure: `resume`, `pause` (the kernels start nothing until `resume`), or `group`: as `configure` said.
         """
-        frozen = self._groups.freeze(group, message, interrupt=interrupt, wait=wait, on_failure=on_failure)
+        frozen = self._groups.freeze(
+            group, message, interrupt=interrupt, park=park, wait=wait, on_failure=on_failure
+        )
         return self._run(frozen)
 
     def configure(self, group: str, *, on_failure: str) -> None:
