@@ -13,7 +13,7 @@ use tokio::sync::OnceCell;
 
 use crate::core::error::{Error, Result};
 use crate::core::limits;
-use crate::programs::{ProgramLog, RunningGroup};
+use crate::programs::{Place, ProgramLog, RunningGroup};
 use crate::sys::process::{bound, make_private_files};
 
 /// Settings that keep git from running other programs and from work of its own.
@@ -85,6 +85,11 @@ impl Git {
 
     /// Runs a command; returns its exit code and its output.
     pub(super) async fn run(&self, call: Call<'_>) -> Result<(i32, Vec<u8>)> {
+        self.run_to(call).await.map(|(code, output, _)| (code, output))
+    }
+
+    /// As [`Self::run`], with the place of its text in the log.
+    async fn run_to(&self, call: Call<'_>) -> Result<(i32, Vec<u8>, Place)> {
         let started = |error: std::io::Error| match error.kind() {
             std::io::ErrorKind::NotFound => Error::unsupported("git is not installed on this host")
                 .reason("git")
@@ -111,7 +116,8 @@ impl Git {
             Some(file) => Stdio::from(File::create(file).map_err(failed)?),
             None => Stdio::piped(),
         });
-        command.stderr(self.log.begin().map_err(failed)?.0);
+        let (errors, place) = self.log.begin().map_err(failed)?;
+        command.stderr(errors);
         if !call.limits.is_empty() {
             bound(command.as_std_mut(), call.limits);
         }
@@ -140,7 +146,7 @@ impl Git {
         let ((), output) = futures::join!(feed, read);
         let (output, status) = (output?, child.wait().await.map_err(failed)?);
         running.ended();
-        Ok((status.code().unwrap_or(-1), output))
+        Ok((status.code().unwrap_or(-1), output, place))
     }
 
     /// Runs a command that must succeed; returns its output.
@@ -154,13 +160,13 @@ impl Git {
     }
 
     async fn answer(&self, call: Call<'_>, is_no: impl Fn(i32) -> bool) -> Result<Option<Vec<u8>>> {
-        let (name, at) = (call.args.first().copied().unwrap_or_default().to_owned(), self.log.end());
+        let name = call.args.first().copied().unwrap_or_default().to_owned();
         let path = call.repository.map(|path| format!(" in {}", path.display())).unwrap_or_default();
-        match self.run(call).await? {
-            (0, output) => Ok(Some(output)),
-            (code, _) if is_no(code) => Ok(None),
-            (code, _) => {
-                let said = self.log.said_since(at);
+        match self.run_to(call).await? {
+            (0, output, _) => Ok(Some(output)),
+            (code, ..) if is_no(code) => Ok(None),
+            (code, _, place) => {
+                let said = self.log.said_since(&place);
                 Err(Error::refused(format!("git {name}{path} failed ({code}): {said}")).reason("git"))
             }
         }

@@ -4,9 +4,12 @@
 //! daemon still runs.
 
 use std::fs::File;
-use std::io::{self, Read as _, Seek as _, SeekFrom};
+use std::io;
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -14,10 +17,10 @@ use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 
-/// Size from which on the log is emptied, bytes.
+/// Size from which on the log is emptied, unless a program runs, bytes.
 const LOG_BYTES: u64 = 1 << 20;
 /// Part of the log that an error repeats, bytes.
-const SHOWN_BYTES: u64 = 500;
+const SHOWN_BYTES: usize = 500;
 /// Pause between two attempts to lock.
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -25,6 +28,21 @@ const PAUSE: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub struct ProgramLog {
     file: Flock<File>,
+    /// Programs whose text may still be read.
+    running: Arc<AtomicUsize>,
+}
+
+/// The place in the log where the text of a program begins. The log is not emptied before it is dropped.
+#[derive(Debug)]
+pub struct Place {
+    at: u64,
+    running: Arc<AtomicUsize>,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.running.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl ProgramLog {
@@ -38,7 +56,7 @@ impl ProgramLog {
         let deadline = Instant::now() + wait;
         loop {
             match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-                Ok(file) => return Ok(Some(ProgramLog { file })),
+                Ok(file) => return Ok(Some(ProgramLog { file, running: Arc::default() })),
                 Err((unlocked, Errno::EWOULDBLOCK)) if Instant::now() < deadline => {
                     file = unlocked;
                     std::thread::sleep(PAUSE);
@@ -53,26 +71,25 @@ impl ProgramLog {
     ///
     /// # Errors
     /// The operating system's errors.
-    pub fn begin(&self) -> io::Result<(Stdio, u64)> {
-        if self.file.metadata()?.len() > LOG_BYTES {
+    pub fn begin(&self) -> io::Result<(Stdio, Place)> {
+        let errors = Stdio::from(self.file.try_clone()?);
+        if self.running.load(Ordering::Relaxed) == 0 && self.file.metadata()?.len() > LOG_BYTES {
             self.file.set_len(0)?;
         }
-        Ok((Stdio::from(self.file.try_clone()?), self.file.metadata()?.len()))
+        let at = self.file.metadata()?.len();
+        self.running.fetch_add(1, Ordering::Relaxed);
+        Ok((errors, Place { at, running: Arc::clone(&self.running) }))
     }
 
-    /// The place in the log where the next program's text begins.
-    pub fn end(&self) -> u64 {
-        // The text is for people; a wrong place shows too much of it.
-        self.file.metadata().map(|meta| meta.len()).unwrap_or_default()
-    }
-
-    /// The beginning of what was written from a place on, as one line.
-    pub fn said_since(&self, at: u64) -> String {
-        let mut bytes = Vec::new();
-        let mut file: &File = &self.file;
+    /// The beginning of what was written from a place on, as one line: by that program, and by others that run beside it.
+    pub fn said_since(&self, place: &Place) -> String {
+        let mut bytes = vec![0; SHOWN_BYTES];
+        let (mut read, mut at) = (0, place.at);
         // The text is for people; without it the exit code remains.
-        let _ = file.seek(SeekFrom::Start(at)).and_then(|_| file.take(SHOWN_BYTES).read_to_end(&mut bytes));
-        String::from_utf8_lossy(&bytes).trim().replace('\n', "; ")
+        while let Ok(count @ 1..) = self.file.read_at(&mut bytes[read..], at) {
+            (read, at) = (read + count, at + count as u64);
+        }
+        String::from_utf8_lossy(&bytes[..read]).trim().replace('\n', "; ")
     }
 }
 
@@ -98,5 +115,35 @@ impl Drop for RunningGroup {
             // It may have ended just now.
             let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn concurrent_programs_keep_text() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("log");
+        let log = ProgramLog::open(&path, Duration::ZERO).expect("opened").expect("free");
+        let write = |errors: Stdio, script: &str| {
+            let done = Command::new("/bin/sh").args(["-c", script]).stderr(errors).status();
+            assert!(done.expect("it runs").success());
+        };
+        let (errors, first) = log.begin().expect("begun");
+        write(errors, "echo of the first >&2; head -c 1100000 /dev/zero | tr '\\0' x >&2");
+        // Larger than its bound, it stays while the first program is read.
+        let (errors, second) = log.begin().expect("begun");
+        write(errors, "echo of the second >&2");
+        assert!(log.said_since(&first).starts_with("of the first"), "{}", log.said_since(&first));
+        assert_eq!(log.said_since(&second), "of the second");
+        // Reading moves no offset that the programs share.
+        assert_eq!(log.said_since(&second), "of the second");
+        drop((first, second));
+        let (_errors, third) = log.begin().expect("begun");
+        assert_eq!((third.at, log.said_since(&third).as_str()), (0, ""));
     }
 }

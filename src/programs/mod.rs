@@ -7,5 +7,5 @@
 mod log;
 mod run;
 
-pub use log::{ProgramLog, RunningGroup};
+pub use log::{Place, ProgramLog, RunningGroup};
 pub use run::{Output, Program, Programs, Session, Sink};

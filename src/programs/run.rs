@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::io::{AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
-use super::log::{ProgramLog, RunningGroup};
+use super::log::{Place, ProgramLog, RunningGroup};
 use crate::core::error::{Error, Result};
 use crate::core::limits;
 
@@ -94,7 +94,7 @@ impl Programs {
             None => Stdio::null(),
         };
         let output = if matches!(program.output, Output::Ignored) { Stdio::null() } else { Stdio::piped() };
-        let (mut child, mut group, at) = self.spawn(program, input, output)?;
+        let (mut child, mut group, place) = self.spawn(program, input, output)?;
         let stdout = child.stdout.take();
         let work = async {
             let output = match stdout {
@@ -112,7 +112,7 @@ impl Programs {
             Some(0) => Ok(output),
             code => {
                 let code = code.map_or_else(|| "a signal".into(), |code| format!("exit code {code}"));
-                let said = self.log.said_since(at);
+                let said = self.log.said_since(&place);
                 Err(Error::unavailable(format!("{name} ended with {code}: {said}")).reason("program_failed"))
             }
         }
@@ -120,10 +120,10 @@ impl Programs {
 }
 
 impl Programs {
-    fn spawn(&self, program: &Program<'_>, input: Stdio, output: Stdio) -> Result<(Child, RunningGroup, u64)> {
+    fn spawn(&self, program: &Program<'_>, input: Stdio, output: Stdio) -> Result<(Child, RunningGroup, Place)> {
         let name = program.name()?;
         let failed = |error: std::io::Error| Error::unavailable(format!("{name}: {error}"));
-        let (errors, at) = self.log.begin().map_err(failed)?;
+        let (errors, place) = self.log.begin().map_err(failed)?;
         let mut command = Command::new(name);
         command.args(&program.argv[1..]).current_dir("/").process_group(0).kill_on_drop(true).env_clear();
         let kept = KEPT.iter().chain(program.kept);
@@ -138,7 +138,7 @@ impl Programs {
             _ => failed(error),
         })?;
         let group = RunningGroup::of(child.id());
-        Ok((child, group, at))
+        Ok((child, group, place))
     }
 
     /// Starts a program that answers requests. It ends with its input, or with the daemon.
@@ -146,11 +146,11 @@ impl Programs {
     /// # Errors
     /// As [`Programs::run`].
     pub fn start(self: &Rc<Self>, program: &Program<'_>) -> Result<Session> {
-        let (mut child, group, at) = self.spawn(program, Stdio::piped(), Stdio::piped())?;
+        let (mut child, group, place) = self.spawn(program, Stdio::piped(), Stdio::piped())?;
         let pipes = child.stdin.take().zip(child.stdout.take());
         let (input, output) = pipes.ok_or_else(|| Error::internal("a program has no pipes"))?;
         let (name, timeout, programs) = (program.name()?.to_owned(), program.timeout, Rc::clone(self));
-        Ok(Session { programs, name, timeout, child, group, at, input, output: BufReader::new(output) })
+        Ok(Session { programs, name, timeout, child, group, place, input, output: BufReader::new(output) })
     }
 }
 
@@ -169,7 +169,7 @@ pub struct Session {
     timeout: Duration,
     child: Child,
     group: RunningGroup,
-    at: u64,
+    place: Place,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
 }
@@ -198,7 +198,7 @@ impl Session {
             None => {
                 // What it wrote to its standard error is complete once it has ended.
                 let _ = tokio::time::timeout(self.timeout, self.child.wait()).await;
-                let said = self.programs.log.said_since(self.at);
+                let said = self.programs.log.said_since(&self.place);
                 Err(Error::unavailable(format!("{name} ended: {said}")).reason("program_failed"))
             }
         }
