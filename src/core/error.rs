@@ -105,6 +105,10 @@ pub struct Error {
     /// For refusals: the name of the rule.
     #[serde(default)]
     pub reason: String,
+    /// What a program wrote to its standard error, which may hold credentials: for the client that asked, never for a
+    /// record.
+    #[serde(skip)]
+    pub said: String,
 }
 
 /// Result of a client request.
@@ -116,7 +120,32 @@ pub const DISK_FULL: &str = "disk_full";
 impl Error {
     /// Creates an error without hint and reason.
     pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
-        Self { code, message: message.into(), hint: String::new(), reason: String::new() }
+        Self { code, message: message.into(), hint: String::new(), reason: String::new(), said: String::new() }
+    }
+
+    /// Adds what a program wrote to its standard error.
+    #[must_use]
+    pub fn said(mut self, said: impl Into<String>) -> Self {
+        self.said = said.into();
+        self
+    }
+
+    /// The message for records, which everyone who reads them may see.
+    pub fn recorded(&self) -> String {
+        match self.said.as_str() {
+            "" => self.message.clone(),
+            _ => format!("{}; what it wrote is in the daemon's log of programs", self.message),
+        }
+    }
+
+    /// The error for the client that asked.
+    #[must_use]
+    pub fn for_client(mut self) -> Self {
+        let said = std::mem::take(&mut self.said);
+        if !said.is_empty() {
+            self.message = format!("{}: {said}", self.message);
+        }
+        self
     }
 
     /// Adds a hint.

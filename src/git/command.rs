@@ -165,9 +165,10 @@ impl Git {
         match self.run_to(call).await? {
             (0, output, _) => Ok(Some(output)),
             (code, ..) if is_no(code) => Ok(None),
+            // Programs of the user, such as git-lfs, write there, too.
             (code, _, place) => {
                 let said = self.log.said_since(&place);
-                Err(Error::refused(format!("git {name}{path} failed ({code}): {said}")).reason("git"))
+                Err(Error::refused(format!("git {name}{path} failed ({code})")).reason("git").said(said))
             }
         }
     }

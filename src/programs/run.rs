@@ -113,7 +113,7 @@ impl Programs {
             code => {
                 let code = code.map_or_else(|| "a signal".into(), |code| format!("exit code {code}"));
                 let said = self.log.said_since(&place);
-                Err(Error::unavailable(format!("{name} ended with {code}: {said}")).reason("program_failed"))
+                Err(Error::unavailable(format!("{name} ended with {code}")).reason("program_failed").said(said))
             }
         }
     }
@@ -199,7 +199,7 @@ impl Session {
                 // What it wrote to its standard error is complete once it has ended.
                 let _ = tokio::time::timeout(self.timeout, self.child.wait()).await;
                 let said = self.programs.log.said_since(&self.place);
-                Err(Error::unavailable(format!("{name} ended: {said}")).reason("program_failed"))
+                Err(Error::unavailable(format!("{name} ended")).reason("program_failed").said(said))
             }
         }
     }

@@ -406,7 +406,9 @@ fn check_of_host(host: HostId) -> u32 {
 /// An error of the other end, with bounded texts.
 pub(super) fn bounded(error: Error) -> Error {
     let cut = |text: String| -> String { text.chars().filter(|c| !c.is_control()).take(2000).collect() };
-    Error { code: error.code, message: cut(error.message), hint: cut(error.hint), reason: cut(error.reason) }
+    let (message, hint, reason) = (cut(error.message), cut(error.hint), cut(error.reason));
+    // What a program wrote stays on this host.
+    Error { code: error.code, message, hint, reason, said: String::new() }
 }
 
 fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {

@@ -294,6 +294,56 @@ fn thaw_follows_every_freeze() {
     plant.refused(&["group", "add", "plant", "--command", "none"], "no data source");
 }
 
+/// What a program writes to its standard error may hold a password: only the client that asked sees it.
+#[test]
+fn program_text_is_not_recorded() {
+    const SECRET: &str = "swordfish-is-secret";
+    let user = users()[0];
+    let host = Host::prepare(user);
+    let (code, program) = (host.path("home").join("code"), host.path("home").join("program"));
+    fs::write(&program, format!("#!/bin/sh\necho 'password {SECRET}' >&2\nexit 3\n")).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let argv: String =
+        ["freeze", "capture", "thaw", "restore"].map(|verb| format!("{verb} = [{program:?}]\n")).concat();
+    host.configure(&format!("[sources.queue]\n{argv}[rebuild.shop]\nrepository = {code:?}\nrun = [{program:?}]\n"));
+    let shop = Shop::of(host, user);
+    let (host, old) = (&shop.host, shop.git(&["rev-parse", "HEAD"]));
+    shop.write("app.py", "two");
+    shop.commit("second");
+    shop.sql("ALTER TABLE accounts ADD COLUMN note TEXT; PRAGMA user_version = 2;");
+    host.ok(&["freeze", "shop", "-m", "new"]);
+    shop.git(&["checkout", "-q", "--detach", &old]);
+    shop.sql("ALTER TABLE accounts DROP COLUMN note; PRAGMA user_version = 1;");
+    host.ok(&["group", "new", "plant"]);
+    host.ok(&["group", "add", "plant", "--command", "queue"]);
+    for (command, part) in [
+        (&["freeze", "plant"][..], "exit code 3"),
+        (&["freeze", "plant", "--on-failure", "pause"], "exit code 3"),
+        (&["--yes", "restore", "shop", "new", "--member", "data"], "was not rebuilt"),
+    ] {
+        let refused = host.cli(command);
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(!refused.status.success() && said.contains(part) && said.contains(SECRET), "{command:?}: {said}");
+    }
+    let (audit, shown) = (host.ok(&["audit", "--json"]), host.ok(&["group", "show", "plant", "--json"]));
+    assert!(audit.contains("exit code 3; what it wrote is in the daemon's log of programs"), "{audit}");
+    assert!(shown.contains("exit code 3"), "{shown}");
+    let events = host.with(async |client| {
+        let (mut events, mut seen) = (client.events(0).await.expect("events"), String::new());
+        while let Ok(Ok(event)) = tokio::time::timeout(std::time::Duration::from_secs(1), events.next()).await {
+            seen.push_str(&format!("{event:?}"));
+        }
+        seen
+    });
+    assert!(events.contains("group_paused"), "{events}");
+    for (record, text) in [("audit", audit), ("group", shown), ("events", events), ("log", host.log())] {
+        assert!(!text.contains(SECRET), "{record}: {text}");
+    }
+    let databases = ["catalog.db", "catalog.db-wal"].map(|name| fs::read(host.data().join(name)).unwrap_or_default());
+    let holds = |bytes: &Vec<u8>| bytes.windows(SECRET.len()).any(|part| part == SECRET.as_bytes());
+    assert!(!databases.iter().any(holds) && databases.iter().any(|bytes| !bytes.is_empty()));
+}
+
 #[test]
 fn failed_restore_of_sources_goes_back() {
     let plant = Plant::new(users()[0]);

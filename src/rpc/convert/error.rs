@@ -6,6 +6,7 @@ use crate::core::error::{Error, ErrorCode};
 
 /// The exception that carries `error`.
 pub fn to_capnp(error: Error) -> capnp::Error {
+    let error = error.for_client();
     let line = error.to_line();
     match error.code {
         // Generic clients read the kind alone: `overloaded` means "retry later".

@@ -61,6 +61,7 @@ pub fn read_error(reader: wire::error::Reader<'_>) -> Result<Error> {
         message: read_text(reader.get_message(), "message of an error")?,
         hint: read_text(reader.get_hint(), "hint of an error")?,
         reason: read_text(reader.get_reason(), "reason of an error")?,
+        said: String::new(),
     })
 }
 

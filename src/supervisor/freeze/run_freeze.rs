@@ -72,7 +72,7 @@ pub async fn freeze(
             (Err(error), OnFailure::Resume) => return Err(error),
             (Err(error), OnFailure::Pause) => {
                 pauses::close_admission(&this, &group);
-                pauses::record(host, &group, &error.message, &actor).await?;
+                pauses::record(host, &group, &error.recorded(), &actor).await?;
                 pauses::close(&this, &group);
                 let message = format!("group {} was not frozen: {}", group.name, error.message);
                 return Err(paused(Error { message, ..error }, &group.name));
@@ -127,7 +127,8 @@ pub(super) async fn take(host: &Host, group: &Group, live: &mut [Live], taking: 
     let id = FreezeId::from_bytes(host.random());
     let (begun, cost) = (Instant::now(), FreezeCost::default());
     let (sealed, failed, why, notes) = (None, None, String::new(), Vec::new());
-    let mut run = Run { host, group, taking, key, id, started, begun, cost, sealed, failed, why, notes };
+    let said = Vec::new();
+    let mut run = Run { host, group, taking, key, id, started, begun, cost, sealed, failed, why, notes, said };
     if live.is_empty() && !taking.moving.is_empty() {
         run.seal(live).await?;
     }
@@ -145,14 +146,22 @@ pub(super) async fn take(host: &Host, group: &Group, live: &mut [Live], taking: 
     }
     match (machine.outcome(), run.sealed) {
         (_, Some(freeze)) if live.is_empty() => Ok(Taken { freeze, cost: run.cost, notes: run.notes }),
-        (Some(Outcome::Sealed), Some(freeze)) => Ok(Taken { freeze, cost: run.cost, notes: run.notes }),
+        (Some(Outcome::Sealed), Some(freeze)) => {
+            let said = run.said.iter().filter(|said| !said.is_empty()).map(|said| format!("a program wrote: {said}"));
+            run.notes.extend(said);
+            Ok(Taken { freeze, cost: run.cost, notes: run.notes })
+        }
         (Some(Outcome::Failed { .. }), _) => {
             let mut message = format!("group {} was not frozen: {}", group.name, run.why);
             for note in &run.notes {
                 message.push_str(&format!("; {note}"));
             }
             let error = match run.failed {
-                Some(error) => Error { message, ..error },
+                Some(error) => {
+                    let said = std::iter::once(&error.said).chain(&run.said).filter(|said| !said.is_empty());
+                    let said = said.map(String::as_str).collect::<Vec<_>>().join("; ");
+                    Error { message, said, ..error }
+                }
                 None => Error::new(ErrorCode::Conflict, message).reason("member_changed").hint("try again"),
             };
             Err(if taking.on_failure == OnFailure::Pause { paused(error, &group.name) } else { error })
@@ -184,6 +193,8 @@ struct Run<'a> {
     why: String,
     /// What a client must know although the freeze may succeed.
     notes: Vec<String>,
+    /// What programs wrote whose members do not go on.
+    said: Vec<String>,
 }
 
 impl Run<'_> {
@@ -214,9 +225,10 @@ impl Run<'_> {
         };
         result.unwrap_or_else(|error| {
             tracing::warn!(group = %self.group.name, ?action, %error, "a step of a freeze failed");
-            let why = error.message.clone();
+            let why = error.recorded();
             if let Action::Resume(n) | Action::Pause(n) = action {
                 self.notes.push(live[n].not_resumed(&error));
+                self.said.push(error.said);
             } else {
                 self.failed.get_or_insert(error);
             }

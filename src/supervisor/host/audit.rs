@@ -187,7 +187,7 @@ impl Host {
         let line = self.line(actor, action, kernel);
         let Some(unwritten) = self.auditing.refused(actor.uid, line.at_ms) else { return };
         let mut detail = if error.reason.is_empty() { String::new() } else { format!("{}: ", error.reason) };
-        detail.push_str(&error.message);
+        detail.push_str(&error.recorded());
         if unwritten > 0 {
             detail = format!("{unwritten} refusals before this one were not written down; {detail}");
         }

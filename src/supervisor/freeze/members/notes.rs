@@ -48,7 +48,9 @@ impl Live {
     pub fn not_resumed(&self, error: &Error) -> String {
         format!(
             "member {} still does not work: {}; the daemon tries again each minute, and so does the next operation of group {}",
-            self.name, error.message, self.group.2
+            self.name,
+            error.recorded(),
+            self.group.2
         )
     }
 

@@ -253,7 +253,7 @@ impl PostgresSource {
             match self.sql(MAINTENANCE, &format!("ALTER DATABASE \"{from}\" RENAME TO \"{to}\"")).await {
                 Ok(_) => return Ok(()),
                 // A connection that is ending still counts.
-                Err(error) if attempt < ATTEMPTS && error.message.contains("being accessed") => attempt += 1,
+                Err(error) if attempt < ATTEMPTS && error.said.contains("being accessed") => attempt += 1,
                 Err(error) => return Err(error),
             }
             tokio::time::sleep(PAUSE).await;

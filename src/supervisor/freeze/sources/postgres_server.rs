@@ -198,7 +198,7 @@ impl ServerSource {
             if is_started && is_late {
                 let late = self.late("was started, but does not answer");
                 let message = format!("{}: {}", late.message, error.message);
-                return Err(self.with_process(Error { message, ..late }).await);
+                return Err(self.with_process(Error { message, said: error.said, ..late }).await);
             }
             if is_started || (!is_late && process(&self.places.data).await? == Process::Runs) {
                 tokio::time::sleep(PAUSE).await;
