@@ -54,7 +54,7 @@ impl GroupWorld {
             marks: Default::default(),
         };
         let revision = SchemaRevision { user_version: 1, schema: "x".into() };
-        let database = DatabasePart::Whole { image, bytes: 10, revision, mode: 0o600 };
+        let database = DatabasePart::Whole { image, bytes: 10, revision, mode: 0o600, no_cow: false };
         let directory = DirectoryPart { tree: Some(tree), entries: 3, uid: 0, gid: 0 };
         let part = |name: &str, captured| Part {
             name: name.into(),

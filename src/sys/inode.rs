@@ -122,12 +122,12 @@ pub fn is_no_cow(file: BorrowedFd<'_>) -> io::Result<bool> {
 ///
 /// # Errors
 /// The file system's errors; `Unsupported` if the attribute is not there afterwards.
-pub fn set_no_cow(directory: BorrowedFd<'_>) -> io::Result<()> {
-    let flags = flags(directory)? | NO_COW;
+pub fn set_no_cow(empty: BorrowedFd<'_>) -> io::Result<()> {
+    let flags = flags(empty)? | NO_COW;
     // SAFETY: the request reads one integer, which lives through the call.
-    let set = unsafe { libc::ioctl(directory.as_raw_fd(), libc::FS_IOC_SETFLAGS, std::ptr::from_ref(&flags)) };
+    let set = unsafe { libc::ioctl(empty.as_raw_fd(), libc::FS_IOC_SETFLAGS, std::ptr::from_ref(&flags)) };
     checked(i64::from(set))?;
-    if is_no_cow(directory)? { Ok(()) } else { Err(io::ErrorKind::Unsupported.into()) }
+    if is_no_cow(empty)? { Ok(()) } else { Err(io::ErrorKind::Unsupported.into()) }
 }
 
 fn flags(file: BorrowedFd<'_>) -> io::Result<libc::c_int> {

@@ -370,6 +370,40 @@ fn restores_are_exact_on(kind: &str, workspaces: &str) {
     writers_see_whole_databases(&estate);
 }
 
+/// A database that is gone comes back with the attribute of its file, although its directory has none.
+#[test]
+fn restored_database_keeps_no_cow() {
+    let Some((mounted, mut host)) = Host::prepare_on("btrfs", User::Own) else { return };
+    host.launch();
+    let place = mounted.path().join("user");
+    fs::create_dir(&place).unwrap();
+    let (path, plain) = (place.join("shop.db"), place.join("plain.db"));
+    host.ok(&["group", "new", "all"]);
+    for path in [&path, &plain] {
+        fs::write(path, "").unwrap();
+        if path.ends_with("shop.db") {
+            assert!(Command::new("chattr").arg("+C").arg(path).status().unwrap().success());
+        }
+        Connection::open(path).unwrap().execute_batch("CREATE TABLE t (x); INSERT INTO t VALUES (7)").unwrap();
+        host.ok(&["group", "add", "all", "--database", path.to_str().unwrap()]);
+    }
+    let is_no_cow = |path: &Path| {
+        let listed = Command::new("lsattr").arg("-d").arg(path).output().unwrap();
+        String::from_utf8(listed.stdout).unwrap().split(' ').next().unwrap().contains('C')
+    };
+    assert_eq!([&path, &plain].map(|path| is_no_cow(path)), [true, false]);
+    host.ok(&["freeze", "all", "-m", "good"]);
+    for path in [&path, &plain] {
+        fs::remove_file(path).unwrap();
+    }
+    host.ok(&["--yes", "restore", "all", "good"]);
+    assert_eq!([&path, &plain].map(|path| is_no_cow(path)), [true, false]);
+    for path in [&path, &plain] {
+        let x: i64 = Connection::open(path).unwrap().query_row("SELECT x FROM t", [], |row| row.get(0)).unwrap();
+        assert_eq!(x, 7);
+    }
+}
+
 #[test]
 fn restores_are_exact_everywhere() {
     let mut host = Host::prepare(User::Own);

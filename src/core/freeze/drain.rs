@@ -71,10 +71,16 @@ impl Executions {
             one(self.interrupted, "was interrupted"),
             one(self.parked, "was under way: a restore goes back to its beginning, with the files of that moment"),
             several(&self.awaited, "was awaited"),
-            several(&self.queued, "was in the queue, and is in no freeze"),
+            several(&self.queued, "waits in the queue"),
         ];
         named.into_iter().flatten().collect()
     }
+}
+
+/// Whether no execution has this number.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+pub(super) fn is_none(exec: &u64) -> bool {
+    *exec == 0
 }
 
 #[cfg(test)]
@@ -87,10 +93,7 @@ mod tests {
         let all = Executions { interrupted: 0, parked: 3, awaited: vec![1, 2], queued: vec![4] };
         let named = all.named();
         assert!(named[0].starts_with("execution 3 was under way: "), "{named:?}");
-        assert_eq!(
-            named[1..],
-            ["2 executions from 1 to 2: each was awaited", "execution 4 was in the queue, and is in no freeze"]
-        );
+        assert_eq!(named[1..], ["2 executions from 1 to 2: each was awaited", "execution 4 waits in the queue"]);
     }
 
     #[test]

@@ -2,8 +2,8 @@
 
 use serde::Serialize;
 
-use super::cost;
 use super::on_failure::OnFailure;
+use super::{SchemaRevision, cost};
 use crate::core::checkpoint::CheckpointType;
 
 /// A group as clients see it.
@@ -77,4 +77,14 @@ pub struct GroupRestored {
     /// What could not be checked.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
+}
+
+impl std::fmt::Display for SchemaRevision {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let start: String = self.schema.chars().take(10).collect();
+        match start.is_empty() {
+            true => write!(f, "{}", self.user_version),
+            false => write!(f, "{} ({start})", self.user_version),
+        }
+    }
 }

@@ -137,12 +137,6 @@ impl Target {
     }
 }
 
-/// Whether no execution has this number.
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
-fn is_none(exec: &u64) -> bool {
-    *exec == 0
-}
-
 /// A member of a group.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {
@@ -212,16 +206,6 @@ pub struct SchemaRevision {
     pub schema: String,
 }
 
-impl std::fmt::Display for SchemaRevision {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let start: String = self.schema.chars().take(10).collect();
-        match start.is_empty() {
-            true => write!(f, "{}", self.user_version),
-            false => write!(f, "{} ({start})", self.user_version),
-        }
-    }
-}
-
 /// What was captured of a database.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", tag = "form")]
@@ -236,6 +220,9 @@ pub enum DatabasePart {
         revision: SchemaRevision,
         /// The file's mode.
         mode: u32,
+        /// Whether Btrfs writes the file in place: attribute No_COW.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        no_cow: bool,
     },
     /// There was no file. Only before a restore.
     Absent,
@@ -386,7 +373,7 @@ pub enum Captured {
         #[serde(default)]
         revision: KernelRevision,
         /// The execution that was under way: engine state before it, files of the moment; 0: none.
-        #[serde(default, skip_serializing_if = "is_none")]
+        #[serde(default, skip_serializing_if = "drain::is_none")]
         under_way: u64,
     },
     /// Of a repository.

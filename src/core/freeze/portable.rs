@@ -168,7 +168,7 @@ mod tests {
             revision: KernelRevision::default(),
         };
         let revision = SchemaRevision { user_version: 1, schema: "x".into() };
-        let part = DatabasePart::Whole { image: digest, bytes: 1, revision, mode: 0o600 };
+        let part = DatabasePart::Whole { image: digest, bytes: 1, revision, mode: 0o600, no_cow: false };
         let database = Captured::Database { path: "/x".into(), part };
         let part = |name: &str, captured| Part {
             name: name.into(),
@@ -239,7 +239,10 @@ mod tests {
         assert!(data(DatabasePart::Absent).contains("missing"));
         assert!(data(DatabasePart::Damaged { files: vec![("/../../x".into(), digest, 0)] }).contains("damaged"));
         let revision = SchemaRevision { user_version: 1, schema: "x".into() };
-        assert!(data(DatabasePart::Whole { image: digest, bytes: 1, revision, mode: 0o4755 }).contains("mode"));
+        assert!(
+            data(DatabasePart::Whole { image: digest, bytes: 1, revision, mode: 0o4755, no_cow: false })
+                .contains("mode")
+        );
         let empty = |_: &mut Freeze, manifest: &mut FreezeManifest| {
             manifest.parts[1].captured = Captured::Directory { path: "/x".into(), part: DirectoryPart::default() };
         };

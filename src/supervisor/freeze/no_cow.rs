@@ -2,7 +2,8 @@
 
 use std::fs::File;
 use std::os::fd::AsFd as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use super::objects::blocking;
 use crate::core::error::Result;
@@ -46,6 +47,26 @@ pub async fn no_cow(supervisor: &Supervisor, uid: u32) -> Result<Option<Ability>
             false => "while no program uses it: make a new directory, `chattr +C` it, and copy the database there (docs/storage.md)".into(),
         },
     }))
+}
+
+/// Whether a database's file on Btrfs has the attribute No_COW. By a program of its own: a close of the file in this process
+/// would release the locks that SQLite holds on it. Blocks.
+pub(super) fn is_no_cow_file(path: &Path) -> bool {
+    let is_btrfs = || {
+        let folder = File::open(path.parent()?).ok()?;
+        Some(inode::file_system(folder.as_fd()).ok()? == btrfs::MAGIC)
+    };
+    if is_btrfs() != Some(true) {
+        return false;
+    }
+    let mut command = Command::new("lsattr");
+    command.args(["-d", "--"]).arg(path).env_clear();
+    command.envs(std::env::var_os("PATH").map(|value| ("PATH", value)));
+    command.current_dir("/").stdin(Stdio::null()).stderr(Stdio::null());
+    // Without the program, new files are as their directory says.
+    let Ok(listed) = command.output() else { return false };
+    let attributes = listed.stdout.split(|byte| *byte == b' ').next().unwrap_or_default();
+    listed.status.success() && attributes.contains(&b'C')
 }
 
 /// Whether new files beside a database on Btrfs are written in place; `None`: it is elsewhere, or cannot be read. The

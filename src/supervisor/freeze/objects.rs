@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{ErrorKind, Read as _, Write as _};
+use std::os::fd::AsFd as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
@@ -10,6 +11,7 @@ use crate::core::ids::Digest;
 use crate::core::limits;
 use crate::store::{Store, StoreError};
 use crate::supervisor::host::Host;
+use crate::sys::{btrfs, inode};
 
 /// Bytes that are copied at once.
 const PIECE: usize = 256 << 10;
@@ -47,6 +49,14 @@ pub(super) async fn put(host: &Host, path: PathBuf) -> Result<(Digest, u64)> {
 /// # Errors
 /// Store errors, and files that cannot be written.
 pub(super) async fn get(host: &Host, digest: Digest, path: &Path) -> Result<()> {
+    get_as(host, digest, path, false).await
+}
+
+/// As [`get`]; with `no_cow` the file gets that attribute of Btrfs while it is empty, where it can have it.
+///
+/// # Errors
+/// As there.
+pub(super) async fn get_as(host: &Host, digest: Digest, path: &Path, no_cow: bool) -> Result<()> {
     let path = path.to_owned();
     let get = move |store: &Store| {
         let (mut reader, mut piece) = (store.open_object(digest)?, vec![0; PIECE]);
@@ -55,6 +65,14 @@ pub(super) async fn get(host: &Host, digest: Digest, path: &Path) -> Result<()> 
             Ok(file) => file,
             Err(error) => return Ok(Err(failed(error))),
         };
+        let is_btrfs = || inode::file_system(file.as_fd()).is_ok_and(|found| found == btrfs::MAGIC);
+        if no_cow
+            && is_btrfs()
+            && let Err(error) = inode::set_no_cow(file.as_fd())
+        {
+            // The content does not depend on it.
+            tracing::warn!(path = %path.display(), %error, "a restored file has no attribute No_COW");
+        }
         loop {
             let read = reader.read_some(&mut piece)?;
             let done = if read == 0 { file.sync_all() } else { file.write_all(&piece[..read]) };

@@ -13,6 +13,7 @@ use crate::core::freeze::cost::Driver;
 use crate::core::freeze::{Captured, DatabasePart};
 use crate::core::ids::Digest;
 use crate::core::kernel::transition::Kind;
+use crate::supervisor::freeze::no_cow::is_no_cow_file;
 use crate::supervisor::freeze::objects::{self, blocking};
 use crate::supervisor::host::Host;
 
@@ -31,6 +32,8 @@ struct LiveDatabase {
     driver: Driver,
     /// SQLite's parameters then.
     parameters: String,
+    /// Whether its file is written in place, as it was looked at before a lock.
+    no_cow: bool,
     /// Whether it may hold the target of a restore.
     is_switched: bool,
     /// A copy of what another program wrote during the restore.
@@ -41,8 +44,18 @@ impl LiveDatabase {
     /// A database that is at no operation yet.
     fn new(path: PathBuf) -> LiveDatabase {
         let driver = Driver::Transaction;
-        let (parameters, is_switched) = (String::new(), false);
-        LiveDatabase { path, lock: None, pinned: None, copied: None, driver, parameters, is_switched, kept: None }
+        let (parameters, no_cow, is_switched) = (String::new(), false, false);
+        LiveDatabase {
+            path,
+            lock: None,
+            pinned: None,
+            copied: None,
+            driver,
+            parameters,
+            no_cow,
+            is_switched,
+            kept: None,
+        }
     }
 
     /// A restore of a former daemon may have changed it.
@@ -59,6 +72,13 @@ impl LiveDatabase {
         })
         .await?;
         Ok(())
+    }
+
+    /// Looks whether the file is written in place.
+    async fn look_at_file(&mut self) {
+        let path = self.path.clone();
+        // A file that cannot be looked at has no attribute that matters.
+        self.no_cow = blocking(move || Ok(is_no_cow_file(&path))).await.unwrap_or(false);
     }
 
     /// Admits writers.
@@ -86,7 +106,7 @@ impl LiveDatabase {
             Ok(match database::present(&path)? {
                 Present::Whole => {
                     let revision = database::revision(&path)?;
-                    DatabasePart::Whole { image: NOT_STORED, bytes: 0, revision, mode: 0 }
+                    DatabasePart::Whole { image: NOT_STORED, bytes: 0, revision, mode: 0, no_cow: false }
                 }
                 Present::Absent => DatabasePart::Absent,
                 Present::Damaged(_) => DatabasePart::Damaged { files: Vec::new() },
@@ -97,6 +117,7 @@ impl LiveDatabase {
 
     /// Pins the content; returns it with its revision. Damaged files are stored at once: nothing pins them.
     async fn pin(&mut self, host: &Host, scratch: &Path, any: bool) -> Result<(DatabasePart, String)> {
+        self.look_at_file().await;
         // A clone would need a lock that this process holds already.
         let (path, may_clone) = (self.path.clone(), self.lock.is_none());
         let pinned = blocking(move || match database::present(&path)? {
@@ -111,7 +132,8 @@ impl LiveDatabase {
                 self.parameters = pinned.parameters().to_owned();
                 self.pinned = Some(pinned);
                 let reported = revision.to_string();
-                Ok((DatabasePart::Whole { image: NOT_STORED, bytes: 0, revision, mode }, reported))
+                let part = DatabasePart::Whole { image: NOT_STORED, bytes: 0, revision, mode, no_cow: self.no_cow };
+                Ok((part, reported))
             }
             Ok(None) if any => Ok((DatabasePart::Absent, "absent".into())),
             Err(error) if any && error.code == ErrorCode::Corrupt => {
@@ -180,7 +202,8 @@ impl LiveDatabase {
             return checked;
         }
         for (suffix, digest, _) in files_of(part) {
-            objects::get(host, digest, &inactive(&self.path, &suffix)).await?;
+            let no_cow = matches!(part, DatabasePart::Whole { no_cow: true, .. });
+            objects::get_as(host, digest, &inactive(&self.path, &suffix), no_cow).await?;
         }
         Ok(())
     }
