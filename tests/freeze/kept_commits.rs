@@ -2,6 +2,7 @@
 
 use ryokan::sys::fault;
 
+use super::Shop;
 use super::crash_safety::{armed, points};
 use super::submodules::Nested;
 use crate::support::users;
@@ -74,6 +75,25 @@ fn collected_commits_are_restored() {
     assert_eq!((is_there(&nested, ".", &outer), kept(&nested, "lib")), (false, 1));
     host.ok(&["--yes", "group", "rm", "shop"]);
     assert_eq!(["lib/inner", "lib", "."].map(|path| kept(&nested, path)), [0; 3]);
+}
+
+/// What a freeze keeps of a repository is in it. One that is gone is cloned again, and then restored.
+#[test]
+fn removed_repository_is_cloned_again() {
+    let shop = Shop::new(users()[0]);
+    shop.work();
+    let frozen = shop.state();
+    shop.host.ok(&["freeze", "shop", "-m", "good"]);
+    let (remote, code) = (shop.host.path("home").join("remote.git"), shop.code());
+    shop.git(&["clone", "-q", "--mirror", ".", remote.to_str().unwrap()]);
+    std::fs::remove_dir_all(&code).unwrap();
+    let refused = shop.host.cli(&["--yes", "restore", "shop", "good"]);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && said.contains("clone it to that place"), "{said}");
+    std::fs::create_dir(&code).unwrap();
+    shop.git(&["clone", "-q", remote.to_str().unwrap(), "."]);
+    shop.host.ok(&["--yes", "restore", "shop", "good"]);
+    assert_eq!(shop.state(), frozen);
 }
 
 #[test]

@@ -28,6 +28,11 @@ fn frozen(user: User) -> Nested {
     nested
 }
 
+fn copy(from: &Path, to: &Path) {
+    let done = Command::new("cp").arg("-a").args([from, to]).status().unwrap();
+    assert!(done.success());
+}
+
 #[test]
 fn submodules_live_elsewhere() {
     for user in users() {
@@ -42,6 +47,15 @@ fn submodules_live_elsewhere() {
         assert_eq!(there.state(), state, "{user:?}");
         assert_eq!(there.git_in("lib/inner", &["log", "--format=%s"]), "two\nfirst");
         assert_eq!(there.git_in("lib", &["rev-parse", "--git-dir"]), there.at(".git/modules/lib").to_str().unwrap());
+        // Their remotes are those of `.gitmodules`, once the user asks for that.
+        there.git_in(".", &["submodule", "init", "-q"]);
+        assert_eq!(there.git_in("lib", &["remote"]), "", "{user:?}: init alone names none in the submodule");
+        there.git_in(".", &["submodule", "sync", "-q", "--recursive"]);
+        copy(&nested.shop.host.path("home").join("up-lib"), &there.shop.host.path("home"));
+        there.git_in("../up-lib", &["commit", "-q", "--allow-empty", "-m", "upstream"]);
+        there.git_in("lib", &["fetch", "-q", "origin"]);
+        let fetched = there.git_in("lib", &["log", "-1", "--format=%s", "FETCH_HEAD"]);
+        assert_eq!(fetched, "upstream", "{user:?}");
         // Life goes on.
         there.shop.host.ok(&["freeze", "shop", "-m", "two"]);
         there.commit_in("lib", "three");
@@ -59,10 +73,6 @@ fn submodules_are_completed() {
     let user = *users().last().unwrap();
     let nested = Nested::new(user);
     let there = trusting(user, &nested.shop.host);
-    let copy = |from: &Path, to: &Path| {
-        let done = Command::new("cp").arg("-a").args([from, to]).status().unwrap();
-        assert!(done.success());
-    };
     copy(&nested.shop.code(), &there.path("home").join("code"));
     nested.commit_in("lib/inner", "two");
     nested.shop.write("lib/new", "untracked");

@@ -113,3 +113,14 @@ async fn open(supervisor: &Supervisor, uid: u32, path: &Path) -> Result<Reposito
     access::trusted_repository(supervisor, uid, &repository).await?;
     Ok(repository)
 }
+
+/// Says how a repository that is gone comes back.
+pub(super) fn repository_gone(error: Error) -> Error {
+    match error.reason.as_str() {
+        "no_repository" => error.hint(
+            "its commits are kept in the repository itself: clone it to that place from its remote or from an import of an \
+             exported freeze, then try again",
+        ),
+        _ => error,
+    }
+}

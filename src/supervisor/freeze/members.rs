@@ -103,7 +103,8 @@ pub(super) async fn open_in(supervisor: &Supervisor, group: &Group, member: &Mem
             let path = PathBuf::from(path);
             access::recheck(host, group.uid, &path)?;
             access::apart_from_servers(host, &path)?;
-            let repository = Repository::open(&access::git(host).await?, &path)?;
+            let repository =
+                Repository::open(&access::git(host).await?, &path).map_err(kept_commits::repository_gone)?;
             access::trusted_repository(supervisor, group.uid, &repository).await?;
             let repository = repository.leaving_out(&sources::database_members(host).await?);
             LiveKind::Repository { path, repository, state: None, kept: Vec::new() }
