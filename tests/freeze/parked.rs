@@ -32,8 +32,9 @@ fn dialects() -> [Dialect; 4] {
     };
     let python = "x = 2; _ = open('f', 'w').write('2')\nimport os, time\nwhile not os.path.exists('go'): time.sleep(0.05)\n\
                   print('end'); x = 3; _ = open('f', 'w').write('3')";
-    let node = "x = 2; fs.writeFileSync('f', '2');\nwhile (!fs.existsSync('go')) await new Promise(r => setTimeout(r, 50));\n\
-                console.log('end'); x = 3; fs.writeFileSync('f', '3');";
+    let node = "x = 2; require('fs').writeFileSync('f', '2');\n\
+                while (!require('fs').existsSync('go')) await new Promise(r => setTimeout(r, 50));\n\
+                console.log('end'); x = 3; require('fs').writeFileSync('f', '3');";
     [
         shell(EngineName::Kaish),
         shell(EngineName::Bash),
@@ -45,9 +46,9 @@ fn dialects() -> [Dialect; 4] {
         },
         Dialect {
             engine: EngineName::Node,
-            first: "var fs = require('fs'); var x = 1; fs.writeFileSync('f', '1')",
+            first: "var x = 1; require('fs').writeFileSync('f', '1')",
             long: node.into(),
-            shown: "console.log(x, fs.readFileSync('f', 'utf8'))",
+            shown: "console.log(x, require('fs').readFileSync('f', 'utf8'))",
         },
     ]
 }
@@ -180,8 +181,9 @@ fn unsaved_state_is_not_parked() {
     disk.fill(0);
     let said = host.cli(&["exec", "agent", "x = os.urandom(4 << 20)"]);
     assert!(String::from_utf8_lossy(&said.stderr).contains("lost if the kernel stops"), "{said:?}");
-    begin(&host, "agent", "time.sleep(600)");
     disk.free();
+    begin(&host, "agent", "time.sleep(600)");
+    until("an execution", || host.ok(&["show", "agent", "--json"]).contains("busy"));
     refused(&host, &["freeze", "work", "--park"], "an earlier execution changed could not be saved");
     assert_eq!(host.ok(&["log", "work", "--json"]), "");
     assert!(host.ok(&["freeze", "work", "--interrupt"]).contains("interrupted: execution"));
@@ -191,26 +193,31 @@ fn unsaved_state_is_not_parked() {
 #[test]
 fn parked_code_survives_failures() {
     let mut shop = Shop::new(users()[0]);
-    let long = format!("x=2; echo 2 > f; {WAITS}; echo end");
+    let long = format!("x=2; echo 2 > f; {WAITS}; echo 3 > f; echo end");
     let exec = begin(&shop.host, "agent", &long);
     has_written(&shop.host, "agent");
     let before = checkpoints(&shop);
     killed(&mut shop, "freeze.member.snapshot:2=kill", &["freeze", "shop", "--park"]);
     // The worker runs without a daemon.
-    let sum = workspace_of_dead(&shop);
-    fs::write(sum.join("go"), "").unwrap();
+    let files = workspace_of_dead(&shop);
+    fs::write(files.join("go"), "").unwrap();
+    until("the end without a daemon", || fs::read_to_string(files.join("f")).is_ok_and(|text| text.trim() == "3"));
     shop.host.launch();
     assert_eq!(shop.host.ok(&["exec", "agent", "--attach", &exec.to_string()]), "end\n");
     assert_eq!((shop.freezes(), checkpoints(&shop)), (0, before));
-    fs::remove_file(sum.join("go")).unwrap();
+    fs::remove_file(files.join("go")).unwrap();
     let kept = fs::read(shop.data()).expect("there");
     fs::write(shop.data(), "this is no database".repeat(100)).expect("written");
     shop.give();
     let exec = begin(&shop.host, "agent", &long);
     until("an execution", || shop.host.ok(&["show", "agent", "--json"]).contains("busy"));
+    // The next daemon knows which one runs.
+    shop.host.kill();
+    shop.host.launch();
+    assert!(shop.host.ok(&["show", "agent"]).contains(&format!("busy (execution {exec})")));
     refused(&shop.host, &["freeze", "shop", "--park", "--on-failure", "pause"], "its kernels are paused");
     assert!(shop.host.ok(&["show", "agent", "--json"]).contains("busy"), "it runs on");
-    fs::write(sum.join("go"), "").unwrap();
+    fs::write(files.join("go"), "").unwrap();
     until("the end", || shop.host.ok(&["show", "agent", "--json"]).contains("suspended"));
     fs::write(shop.data(), kept).expect("written");
     shop.host.ok(&["resume", "shop"]);

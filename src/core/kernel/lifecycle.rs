@@ -89,6 +89,14 @@ impl State {
     pub const NAMES: [&str; 10] =
         ["created", "starting", "ready", "busy", "stopping", "suspended", "stopped", "crashed", "archived", "departed"];
 
+    /// The running execution.
+    pub const fn running(&self) -> Option<ExecId> {
+        match self {
+            State::Busy { exec } => Some(*exec),
+            _ => None,
+        }
+    }
+
     /// The state's public name.
     pub const fn name(&self) -> &'static str {
         match self {

@@ -272,11 +272,14 @@ async fn beside(kernel: &Rc<Kernel>, exec: ExecId, actor: &Actor) -> Result<Opti
     let files = kernel.hold_files();
     let link = kernel.link.borrow().clone().filter(|_| kernel.running() == Some(exec));
     let Some(link) = link else { return Ok(None) };
-    // A refusal comes before anything stands still. Whether it has ended is seen again by the capture.
-    state::saved_before(&link, exec).await.map_err(|error| {
+    // A refusal comes before anything stands still. Whether it has ended is seen again by the capture. The worker knows
+    // better which one it is.
+    let refused = |error: Error| {
         let message = format!("kernel {name}: {}", error.message);
         Error { message, ..error }
-    })?;
+    };
+    let exec = state::under_way(&link).await?.unwrap_or(exec);
+    state::saved_before(&link, exec).await.map_err(refused)?;
     Ok(Some((link, Hold::Beside { exec, _files: files })))
 }
 

@@ -61,6 +61,14 @@ pub(super) async fn capture_before(
     stored.map(Some)
 }
 
+/// The execution that runs, as the worker knows it.
+///
+/// # Errors
+/// Those of [`WorkerLink::state_heads`].
+pub(super) async fn under_way(link: &WorkerLink) -> Result<Option<ExecId>> {
+    Ok(link.state_at_boundary().await?.under_way)
+}
+
 /// The entries of `engine.db`, if they are the state before a running execution; `None`: it has ended.
 ///
 /// # Errors

@@ -10,6 +10,7 @@ use super::output::{Kept, Output};
 use crate::core::error::{Error, Result};
 use crate::core::exec::{ExecEnd, ExecRequest, ExecResult, ExecStatus, streams_of};
 use crate::core::ids::ExecId;
+use crate::supervisor::kernel::Kernel;
 
 /// End of an execution whose worker ended while no daemon ran.
 pub(crate) const NO_DAEMON: &str = "the worker ended while no daemon was there";
@@ -150,6 +151,27 @@ impl Execution {
             stderr_tail,
             displays: kept.displays,
         })
+    }
+}
+
+impl Kernel {
+    /// The running execution.
+    pub(crate) fn running(&self) -> Option<ExecId> {
+        self.view.borrow().state.running()
+    }
+
+    /// Executions that wait for earlier work or for the worker, in the order of their numbers.
+    pub(crate) fn queued(&self) -> Vec<ExecId> {
+        let executions = self.executions.borrow();
+        let mut queued: Vec<ExecId> =
+            executions.values().filter(|execution| execution.is_queued()).map(|execution| execution.id).collect();
+        queued.sort_unstable();
+        queued
+    }
+
+    /// Whether an execution has not ended.
+    pub(crate) fn is_unfinished(&self, exec: ExecId) -> bool {
+        self.executions.borrow().get(&exec).is_some_and(|execution| !execution.is_finished())
     }
 }
 

@@ -431,28 +431,6 @@ impl Kernel {
         }
     }
 
-    /// The running execution.
-    pub(crate) fn running(&self) -> Option<ExecId> {
-        match self.view.borrow().state {
-            State::Busy { exec } => Some(exec),
-            _ => None,
-        }
-    }
-
-    /// Executions that wait for earlier work or for the worker, in the order of their numbers.
-    pub(crate) fn queued(&self) -> Vec<ExecId> {
-        let executions = self.executions.borrow();
-        let mut queued: Vec<ExecId> =
-            executions.values().filter(|execution| execution.is_queued()).map(|execution| execution.id).collect();
-        queued.sort_unstable();
-        queued
-    }
-
-    /// Whether an execution has not ended.
-    pub(crate) fn is_unfinished(&self, exec: ExecId) -> bool {
-        self.executions.borrow().get(&exec).is_some_and(|execution| !execution.is_finished())
-    }
-
     /// Sets the version after a change; returns the previous version.
     ///
     /// The only place that sets the version: changes may learn their journal positions out of order.

@@ -15,15 +15,18 @@ impl Task {
         let mut pending = VecDeque::from([event]);
         while let Some(event) = pending.pop_front() {
             let before = std::mem::discriminant(&self.life.state);
-            let was_busy = matches!(self.life.state, State::Busy { .. });
+            let ran = self.life.state.running();
             let actions = self.life.step(event, self.host.now_ms());
             let changed = before != std::mem::discriminant(&self.life.state);
-            if changed {
+            // An adopted worker may run another execution than the one that the catalog knows of.
+            if changed || ran != self.life.state.running() {
                 self.show_state();
+            }
+            if changed {
                 // Executions begin and end in the journal; a new daemon only needs to know that the kernel has a
                 // worker.
                 let work = matches!(self.life.state, State::Busy { .. })
-                    || was_busy && matches!(self.life.state, State::Ready);
+                    || ran.is_some() && matches!(self.life.state, State::Ready);
                 match self.life.state {
                     // For a starting worker, the worker catalog and the journal hold all relevant state.
                     State::Starting | State::Ready if !work => {

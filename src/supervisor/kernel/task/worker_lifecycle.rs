@@ -182,6 +182,9 @@ impl Task {
                 running = Some(Rc::clone(execution));
             }
         }
+        let named: Vec<(u64, bool)> =
+            adopted.executions.iter().map(|(execution, runs)| (execution.id.0, *runs)).collect();
+        tracing::debug!(kernel = %self.kernel.spec().name, executions = ?named, "a worker is adopted");
         let exec: Option<ExecId> = running.as_ref().map(|execution| execution.id);
         let is_suspended = adopted.started.report.is_suspended;
         self.step(if is_suspended { Event::SuspendedAdopted } else { Event::WorkerAdopted { running: exec } }).await;
