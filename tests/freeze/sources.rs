@@ -301,7 +301,7 @@ fn program_text_is_not_recorded() {
     let user = users()[0];
     let host = Host::prepare(user);
     let (code, program) = (host.path("home").join("code"), host.path("home").join("program"));
-    fs::write(&program, format!("#!/bin/sh\necho 'password {SECRET}' >&2\nexit 3\n")).unwrap();
+    fs::write(&program, format!("#!/bin/sh\necho 'password {SECRET}' >&2\n[ \"$1\" = thaw ] || exit 3\n")).unwrap();
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
     let argv: String =
         ["freeze", "capture", "thaw", "restore"].map(|verb| format!("{verb} = [{program:?}]\n")).concat();

@@ -33,7 +33,8 @@ pub enum EngineEvent {
         exec: u64,
     },
     /// The list of running jobs.
-    Jobs(Vec<Job>),
+    /// The jobs, and whether threads of the engine run that share its state.
+    Jobs(Vec<Job>, bool),
     /// One chunk of a new or changed entry.
     Put {
         /// `kind/name`.
@@ -68,7 +69,7 @@ impl EngineEvent {
             EngineEvent::Ready(_) => "ready",
             EngineEvent::Shown { .. } => "display",
             EngineEvent::ToolCall { .. } => "tool_call",
-            EngineEvent::Jobs(_) => "jobs",
+            EngineEvent::Jobs(..) => "jobs",
             EngineEvent::Put { .. } => "put",
             EngineEvent::Del { .. } => "del",
             EngineEvent::Missed(_) => "missed",
@@ -117,7 +118,7 @@ pub fn read(json: &[u8]) -> Result<EngineEvent, String> {
         "tool_call" => from(json).map(|ToolCall { call, exec }| EngineEvent::ToolCall { call, exec }),
         "jobs" => {
             bounded(json)?;
-            from(json).map(|Jobs { jobs }| EngineEvent::Jobs(jobs))
+            from(json).map(|Jobs { jobs, threads }| EngineEvent::Jobs(jobs, threads))
         }
         "put" => read_put(json),
         "del" => {
@@ -201,6 +202,8 @@ struct ToolCall {
 #[derive(Deserialize)]
 struct Jobs {
     jobs: Vec<Job>,
+    #[serde(default)]
+    threads: bool,
 }
 
 #[derive(Deserialize)]
@@ -251,7 +254,8 @@ mod tests {
             ),
             (r#"{"ev":"display","exec":7,"mime":"text/html"}"#, EngineEvent::Shown { exec: 7 }),
             (r#"{"ev":"tool_call","call":1,"name":"x","args":null}"#, EngineEvent::ToolCall { call: 1, exec: 0 }),
-            (r#"{"ev":"jobs","jobs":[]}"#, EngineEvent::Jobs(vec![])),
+            (r#"{"ev":"jobs","jobs":[]}"#, EngineEvent::Jobs(vec![], false)),
+            (r#"{"ev":"jobs","jobs":[],"threads":true}"#, EngineEvent::Jobs(vec![], true)),
             (r#"{"ev":"del","key":"var/x"}"#, EngineEvent::Del { key: "var/x".into() }),
             (r#"{"ev":"reply","id":3,"ok":false,"code":"notFound"}"#, EngineEvent::Reply { id: 3, ok: false }),
             (

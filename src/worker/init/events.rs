@@ -7,6 +7,7 @@ use serde_json::{Value as Json, json};
 use super::control::Frame;
 use super::engine_frames::EngineEvent;
 use super::{Life, Worker};
+use crate::core::engine::EngineName;
 use crate::core::kernel::CrashCause;
 use crate::core::limits;
 use crate::link::guest::ToolAnswer;
@@ -68,10 +69,17 @@ impl Worker {
                 }
                 Ok(())
             }
-            EngineEvent::Jobs(jobs) => {
+            EngineEvent::Jobs(jobs, threads) => {
                 if !jobs.is_empty() {
                     self.start_watch();
                 }
+                self.state.set_works(match self.settings.engine {
+                    EngineName::Python => threads,
+                    // Its timers and callbacks run in the loop of the engine itself.
+                    EngineName::Node => !jobs.is_empty(),
+                    // Their jobs are processes.
+                    EngineName::Kaish | EngineName::Bash => false,
+                });
                 self.state.set_jobs(jobs)?;
                 self.outbox.set_jobs(json);
                 Ok(())

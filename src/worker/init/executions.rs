@@ -13,7 +13,6 @@ use tokio::time::Instant;
 use super::engine_frames::EngineEnd;
 use super::stdin::Stdin;
 use super::{Life, Worker};
-use crate::core::engine::EngineName;
 use crate::core::error::{Error, Result};
 use crate::core::exec::{CODE_INTERRUPTED, CODE_LOST, CODE_TIMEOUT, ExecEnd, ExecStatus, Stream};
 use crate::core::ids::ExecId;
@@ -171,9 +170,7 @@ impl Worker {
 
     /// Whether `engine.db` has the engine's state, before an execution changes it.
     fn state_before(&self) -> StateBefore {
-        // Threads and timers of these engines share the variables; other engines' jobs are processes.
-        let shares = matches!(self.settings.engine, EngineName::Python | EngineName::Node);
-        match (self.state.has_entries_to_store(), shares && !self.state.jobs().is_empty()) {
+        match (self.state.has_entries_to_store(), self.state.has_worked()) {
             (true, _) => StateBefore::Unsaved,
             (false, true) => StateBefore::Background,
             (false, false) => StateBefore::Saved,

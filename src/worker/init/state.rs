@@ -66,6 +66,10 @@ pub struct State {
     stored: bool,
     /// The first execution whose changes could not be stored since the last transaction.
     unsaved_since: Option<ExecId>,
+    /// Whether the engine works beside executions, and so may change the state.
+    works: bool,
+    /// Whether it did since the end of the last execution.
+    worked: bool,
 }
 
 impl State {
@@ -96,6 +100,8 @@ impl State {
             jobs_changed: false,
             stored: false,
             unsaved_since: None,
+            works: false,
+            worked: false,
         }
     }
 
@@ -314,6 +320,17 @@ impl State {
         self.charge(self.jobs.iter().map(job_cost).sum())
     }
 
+    /// Notes whether the engine works beside executions.
+    pub fn set_works(&mut self, works: bool) {
+        self.works = works;
+        self.worked |= works;
+    }
+
+    /// Whether the engine may have changed the state since the end of the last execution.
+    pub fn has_worked(&self) -> bool {
+        self.worked
+    }
+
     /// The running jobs.
     pub fn jobs(&self) -> &[Job] {
         &self.jobs
@@ -350,6 +367,9 @@ impl State {
     /// The database's errors; nothing was stored then.
     pub fn commit(&mut self, exec: Option<ExecId>) -> Result<(), CatalogError> {
         self.seen_bytes = 0;
+        if exec.is_some() {
+            self.worked = self.works;
+        }
         if !self.is_dirty() {
             return Ok(());
         }

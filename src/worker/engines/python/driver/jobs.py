@@ -9,6 +9,7 @@ from _thread import _count
 from _ryokan import brief, wire
 
 _known = []
+_threads_known = False
 
 
 def any_threads():
@@ -17,18 +18,18 @@ def any_threads():
 
 
 def report():
-    """Posts a `jobs` event if the list changed."""
-    global _known
-    now = _children() + _threads()
-    if now != _known:
-        _known = now
-        wire.post({"ev": "jobs", "jobs": now})
+    """Posts a `jobs` event if the list changed, or whether threads run, daemon ones too."""
+    global _known, _threads_known
+    now, threads = _children() + _threads(), any_threads()
+    if now != _known or threads != _threads_known:
+        _known, _threads_known = now, threads
+        wire.post({"ev": "jobs", "jobs": now, **({"threads": True} if threads else {})})
 
 
 def forget():
     """Clears the list: the running processes were never this process's children."""
-    global _known
-    _known = []
+    global _known, _threads_known
+    _known, _threads_known = [], False
     wire.post({"ev": "jobs", "jobs": []})
 
 
