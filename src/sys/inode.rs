@@ -4,6 +4,8 @@
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd};
+use std::path::Path;
+use std::process::{Command, Stdio};
 
 use super::checked;
 
@@ -116,6 +118,18 @@ const NO_COW: libc::c_int = 0x0080_0000;
 /// The file system's errors.
 pub fn is_no_cow(file: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(flags(file)? & NO_COW != 0)
+}
+
+/// As [`is_no_cow`], by a program of its own: a close of the file in this process would release the locks that SQLite holds
+/// on it. False if the program is not installed: new files are as their directory says then. Blocks.
+pub fn is_no_cow_apart(path: &Path) -> bool {
+    let mut command = Command::new("lsattr");
+    command.args(["-d", "--"]).arg(path).env_clear();
+    command.envs(std::env::var_os("PATH").map(|value| ("PATH", value)));
+    command.current_dir("/").stdin(Stdio::null()).stderr(Stdio::null());
+    let Ok(listed) = command.output() else { return false };
+    let attributes = listed.stdout.split(|byte| *byte == b' ').next().unwrap_or_default();
+    listed.status.success() && attributes.contains(&b'C')
 }
 
 /// Sets No_COW on an empty directory, for files that are made in it, and reads it back.

@@ -316,6 +316,8 @@ fn program_text_is_not_recorded() {
     shop.sql("ALTER TABLE accounts DROP COLUMN note; PRAGMA user_version = 1;");
     host.ok(&["group", "new", "plant"]);
     host.ok(&["group", "add", "plant", "--command", "queue"]);
+    host.ok(&["new", "paused"]);
+    host.ok(&["group", "add", "plant", "--kernel", "paused"]);
     for (command, part) in [
         (&["freeze", "plant"][..], "exit code 3"),
         (&["freeze", "plant", "--on-failure", "pause"], "exit code 3"),

@@ -286,7 +286,7 @@ impl Session {
         let mut pipe = command.spawn().unwrap();
         let (to, from) = (pipe.stdin.take().unwrap(), pipe.stdout.take().unwrap());
         let mut session = Session { pipe, to, from };
-        let offer = String::from_utf8(sized_offer(&default_spec(), "k", 1, bytes).split_off(5)).unwrap();
+        let offer = String::from_utf8(sized_offer(&default_spec(), "k", 1, bytes).split_off(13)).unwrap();
         let offer = offer.replace(&"11".repeat(16), &format!("{id:02x}").repeat(16));
         session.send(&[hello(), frame(1, offer.as_bytes())].concat());
         assert!(session.receive().1.contains("hello"));

@@ -170,13 +170,8 @@ impl Live {
 
     /// Whether it has a commit or a schema of its own that may change while its group is restored.
     pub fn has_pairings(&self) -> bool {
-        match self.member.target {
-            Target::Repository { .. } | Target::Database { .. } | Target::Postgres { .. } | Target::Server { .. } => {
-                true
-            }
-            // Nothing runs in a held kernel.
-            Target::Kernel { .. } | Target::Directory { .. } | Target::Command { .. } => false,
-        }
+        // Nothing runs in a held kernel.
+        !matches!(self.member.target, Target::Kernel { .. } | Target::Directory { .. } | Target::Command { .. })
     }
 
     /// What was captured.

@@ -3,7 +3,6 @@
 use std::fs::File;
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
 use super::objects::blocking;
 use crate::core::error::Result;
@@ -59,14 +58,7 @@ pub(super) fn is_no_cow_file(path: &Path) -> bool {
     if is_btrfs() != Some(true) {
         return false;
     }
-    let mut command = Command::new("lsattr");
-    command.args(["-d", "--"]).arg(path).env_clear();
-    command.envs(std::env::var_os("PATH").map(|value| ("PATH", value)));
-    command.current_dir("/").stdin(Stdio::null()).stderr(Stdio::null());
-    // Without the program, new files are as their directory says.
-    let Ok(listed) = command.output() else { return false };
-    let attributes = listed.stdout.split(|byte| *byte == b' ').next().unwrap_or_default();
-    listed.status.success() && attributes.contains(&b'C')
+    inode::is_no_cow_apart(path)
 }
 
 /// Whether new files beside a database on Btrfs are written in place; `None`: it is elsewhere, or cannot be read. The

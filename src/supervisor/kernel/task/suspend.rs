@@ -59,7 +59,10 @@ impl Task {
             // Without effect if a stop has begun meanwhile.
             Ok(()) => {
                 self.step(Event::WorkerReady { attempt }).await;
-                self.forget_resumption().await;
+                if matches!(self.life.state, State::Ready | State::Busy { .. }) {
+                    // It is not resumed for a stop.
+                    self.forget_resumption().await;
+                }
             }
             Err(error) => {
                 tracing::warn!(kernel = %self.kernel.spec().name, %error, "a worker did not resume; it is ended");
