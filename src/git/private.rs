@@ -9,7 +9,7 @@ use std::path::{Component, Path, PathBuf};
 use super::command::Call;
 use super::marks::terminated;
 use super::overwritten::Change;
-use super::repository::{Repository, failed};
+use super::repository::{Repository, alternates, failed};
 use crate::core::error::{Error, Result};
 use crate::core::freeze::refs::CommitId;
 use crate::core::limits;
@@ -67,8 +67,9 @@ impl Repository {
     /// Changes the files of the work tree, which are those of the index of the last reading, to a tree. Private files are
     /// never readable by others in between: they are written after the rest.
     pub(super) async fn check_out(&self, scratch: &Path, tree: &CommitId, private: &[String]) -> Result<()> {
-        let index = scratch.join("index");
-        let env = [("GIT_INDEX_FILE", &*index)];
+        // Git compares a new link of this second with its object, which is apart.
+        let (index, others) = (scratch.join("index"), alternates(&[&scratch.join("objects")]));
+        let env = [("GIT_INDEX_FILE", &*index), ("GIT_ALTERNATE_OBJECT_DIRECTORIES", &*others)];
         let written = self.written_among(tree, private, &env).await?;
         let open = match written.is_empty() {
             true => tree.clone(),
@@ -145,5 +146,25 @@ mod tests {
             close(&root, path).expect("nothing to do");
         }
         assert_eq!(fs::metadata(&outside).expect("there").permissions().mode() & 0o777, 0o644);
+    }
+
+    /// Git trusts no time of a file that is not before that of the index, and reads it: of a link, also its object.
+    #[tokio::test]
+    async fn links_of_this_second_change() {
+        let code = TestRepository::with(&[("plain", "one")]);
+        let before = code.state().await;
+        code.write("link", "1");
+        let with_file = code.state().await;
+        fs::remove_file(code.place("link")).expect("removed");
+        std::os::unix::fs::symlink("plain", code.place("link")).expect("made");
+        // Its objects stay apart.
+        code.repository.state(&code.scratch(), false).await.expect("read");
+        let index = fs::File::options().write(true).open(code.scratch().join("index")).expect("opened");
+        let time = fs::symlink_metadata(code.place("link")).and_then(|meta| meta.modified()).expect("a time");
+        index.set_modified(time).expect("set");
+        code.repository.switch(&code.scratch(), &with_file, true).await.expect("switched");
+        assert_eq!(code.read("link").as_deref(), Some("1"));
+        code.switch(&before).await;
+        assert_eq!(code.read("link"), None);
     }
 }

@@ -317,10 +317,10 @@ fn program_text_is_not_recorded() {
     host.ok(&["group", "new", "plant"]);
     host.ok(&["group", "add", "plant", "--command", "queue"]);
     host.ok(&["new", "paused"]);
+    host.ok(&["exec", "paused", "x=1"]);
     host.ok(&["group", "add", "plant", "--kernel", "paused"]);
     for (command, part) in [
-        (&["freeze", "plant"][..], "exit code 3"),
-        (&["freeze", "plant", "--on-failure", "pause"], "exit code 3"),
+        (&["freeze", "plant", "--on-failure", "pause"][..], "exit code 3"),
         (&["--yes", "restore", "shop", "new", "--member", "data"], "was not rebuilt"),
     ] {
         let refused = host.cli(command);
